@@ -25,10 +25,10 @@ from lit_inspect.verdicts import REVIEW, describe_counts
 from lit_inspect.version import VERSION
 
 _EPILOG = """\
-DIR gets what `lit-data predict` writes, but for its pictures: images.csv, defects.csv and maps/;
-labels.csv of classes; detections.json and labels/ of boxes; and bad.csv. Exit codes: 0 good; 2 wrong arguments; 3
-images are bad, or the net has no answer for them, all others have a verdict; 4 the file is damaged, takes too much,
-gives other answers on this machine, or DIR cannot be written."""
+DIR gets what `lit-data predict` writes, except for pictures: images.csv, defects.csv and maps/;
+labels.csv of classes; detections.json and labels/ of boxes; and bad.csv. Exit codes: 0 success; 2 wrong
+arguments; 3 some images are bad or got no answer from the net, and all others have a verdict; 4 the file is damaged,
+needs too much memory or time, gives other answers on this machine, or DIR cannot be written."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,11 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="a folder of images, of one file each or of target and references; or one image",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the results")
-    parser.add_argument("--threads", type=int, help="of the net; by default one for each core")
-    parser.add_argument(
-        "--seconds", type=float, default=10, help="that the net may take for a tile"
-    )
-    parser.add_argument("--memory-gib", type=float, default=1.5, help="that the net may take")
+    parser.add_argument("--threads", type=int, help="of the net; by default one per core")
+    parser.add_argument("--seconds", type=float, default=10, help="that the net may use for a tile")
+    parser.add_argument("--memory-gib", type=float, default=1.5, help="that the net may use")
     parser.add_argument("--version", action="version", version=f"lit_inspect {VERSION}")
     options = parser.parse_args(argv)
     _silence_opencv()
@@ -89,13 +87,13 @@ def _run(options: argparse.Namespace) -> int:
     counts = Counter(_inspect(inspector, results, folder, group) for group in groups)
     if drift := results.finish():
         _print_error(
-            f"the guarantee is withdrawn: the {drift} of these images is unlike that of the "
-            "calibration; calibrate with images as they are now"
+            f"the guarantee is withdrawn: the {drift} of these images differs from that of the "
+            "calibration; calibrate with current images"
         )
     if results.misfits:
         _print_error(
-            f"{results.misfits} images have references that do not fit, as the column references of "
-            "images.csv says; their verdict is review, as what differs may be no defect"
+            f"{results.misfits} images have references that do not fit (column references of "
+            "images.csv); their verdict is review, because the differences may not be defects"
         )
     print(escape(f"{describe_counts(counts)}; {options.out}"))
     return ImageError.exit_code if results.has_bad else 0

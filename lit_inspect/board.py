@@ -106,21 +106,21 @@ def read_board(path: str | os.PathLike[str]) -> Board:
         except BoardError as error:
             raise BoardError(f"{path}: {error}") from error
         except Exception as error:  # whatever a foreign zip or JSON makes of its reader
-            raise BoardError(f"{path}: no .inspect file ({describe_error(error)})") from error
+            raise BoardError(f"{path}: not an .inspect file ({describe_error(error)})") from error
 
 
 def _check_digest(stream: BinaryIO) -> None:
     """Compare the SHA-256 of a file with its last bytes, in pieces."""
     missing = os.fstat(stream.fileno()).st_size - _DIGEST_BYTES
     if missing > _MOST_BYTES:
-        raise BoardError(f"more than {_MOST_BYTES} bytes, which no such file has")
+        raise BoardError(f"more than {_MOST_BYTES} bytes, which no .inspect file has")
     digest = hashlib.sha256()
     while missing > 0 and (piece := stream.read(min(missing, _PIECE_BYTES))):
         digest.update(piece)
         missing -= len(piece)
     if stream.read(_DIGEST_BYTES) != digest.hexdigest().encode():
         raise BoardError(
-            "damaged, or no .inspect file: its SHA-256 is another; copy or export it again"
+            "damaged, or not an .inspect file: its SHA-256 differs; copy or export it again"
         )
 
 
@@ -138,7 +138,7 @@ def _read_parts(stream: BinaryIO) -> Board:
     manifest = json.loads(contents.pop(MANIFEST))
     if manifest["format"] != FORMAT:
         raise BoardError(
-            f"of format {manifest['format']!r:.40}, and this release reads {FORMAT}: install the "
+            f"of format {manifest['format']!r:.40}, but this release reads {FORMAT}: install the "
             "lit_inspect of the release of lit_data that exported it, or export the run again"
         )
     digests = {name: hashlib.sha256(part).hexdigest() for name, part in contents.items()}
@@ -157,4 +157,4 @@ def _check_directory(stream: BinaryIO) -> int:
         count, directory_bytes = _END.unpack(end)[4:6]
         if count <= _MOST_PARTS and directory_bytes <= _MOST_PARTS * _ENTRY_BYTES:
             return size_bytes
-    raise BoardError(f"no .inspect file: not a zip file of at most {_MOST_PARTS} parts")
+    raise BoardError(f"not an .inspect file: it is not a zip file of at most {_MOST_PARTS} parts")

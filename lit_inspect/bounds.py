@@ -35,4 +35,4 @@ def describe_problem(problem: Mapping[str, Any]) -> str:
     name = ".".join(map(str, problem["loc"]))
     text = f"{name}: {problem['msg']}".removeprefix(": ").replace("Value error, ", "")[:200]
     is_value = problem["type"] not in ("missing", "value_error")
-    return f"{text}, and is {problem['input']!r:.60}" if is_value else text
+    return f"{text}, but is {problem['input']!r:.60}" if is_value else text

@@ -256,7 +256,7 @@ def find_objects(
     places, classes = np.divmod(flat, values.shape[1] - 4)
     corners = values[places, :4] * _both(sample_px).astype(np.float32)
     if (corners[:, 2:] < corners[:, :2]).any():
-        raise AnswerError("the net gives a box that ends before it begins")
+        raise AnswerError("the net gives a box whose end is before its start")
     drops = find_iou(corners[:, None], corners) > iou_threshold
     drops &= classes[:, None] == classes
     pairs = np.argwhere(np.triu(drops, 1)).T

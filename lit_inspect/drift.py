@@ -22,7 +22,7 @@ from lit_inspect.tiles import Rows, read_middle
 Floats = NDArray[np.float64]
 
 WITHDRAWN = "withdrawn"
-FEATURES = ("grey level", "contrast", "sharpness")
+FEATURES = ("gray level", "contrast", "sharpness")
 BLOCK = 200
 """Images that are compared at a time at least: drift that begins late is not thinned by those before."""
 _TERMS = 20

@@ -65,8 +65,8 @@ def make_folders(folder: Path, name: str) -> Path:
             path.mkdir(exist_ok=True)
             if path.is_symlink():
                 raise BoardError(
-                    f"{path} is a link, through which nothing is written: remove it, or choose "
-                    "another --out"
+                    f"{path} is a link, and nothing is written through links: remove it, or "
+                    "choose another --out"
                 )
     return path / Path(name).name
 

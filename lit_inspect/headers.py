@@ -63,7 +63,7 @@ def _check_png(stream: BinaryIO) -> tuple[int, int]:
         if name == b"tRNS" and is_grey:
             raise ImageError("a PNG with a transparent gray level, which lit_inspect does not read")
         if name == b"acTL" and int.from_bytes(body[:4]) > 1:
-            raise ImageError("an animated PNG: save the frame to use as a PNG of its own")
+            raise ImageError("an animated PNG: save the frame you need as a separate PNG")
         if name == b"IEND":
             return size_px
     raise ImageError("truncated PNG: no end chunk")
@@ -138,7 +138,7 @@ def _check_tiff(stream: BinaryIO, order: str) -> tuple[int, int]:
     if not (has_bits and is_known) or is_packed or tags.get(266, 1) != 1:
         raise ImageError("a TIFF of a rare kind, which lit_inspect does not read")
     if tags.get(274, 1) != 1:  # which OpenCV turns
-        raise ImageError("a TIFF that its orientation turns, which lit_inspect does not read")
+        raise ImageError("a TIFF with an orientation tag, which lit_inspect does not read")
     if tags.get(284, 1) != 1 and samples > 1 and bits > 8:  # of which OpenCV mixes the bytes
         raise ImageError("a TIFF of separate channels, which lit_inspect does not read")
     if not {256, 257} <= tags.keys():

@@ -77,7 +77,7 @@ def finish(planes: Pixels, options: ReadOptions) -> Pixels:
     """Return [C, H, W] with the channels that the options ask for, in a dtype of a store."""
     if options.equal_channels == "collapse":
         if any((plane != planes[0]).any() for plane in planes[1:]):
-            raise ImageError(f"{len(planes)} channels that differ, and one is expected")
+            raise ImageError(f"{len(planes)} channels that differ, but one is expected")
         planes = planes[:1]
     elif options.equal_channels == "brightest":
         planes = planes.max(axis=0, keepdims=True)
@@ -87,7 +87,7 @@ def finish(planes: Pixels, options: ReadOptions) -> Pixels:
         planes = planes.view(np.uint8) * np.uint8(255)  # True is white
     name = "float32" if options.as_float else _DTYPES.get(planes.dtype.name)
     if name is None:
-        raise ImageError(f"{planes.dtype} pixels, of which no net is trained")
+        raise ImageError(f"{planes.dtype} pixels, which no net is trained on")
     with np.errstate(over="ignore"):
         planes = planes.astype(name, copy=False)
     if planes.dtype.kind == "f":
@@ -156,7 +156,7 @@ def check_size(height: int, width: int, options: ReadOptions) -> None:
         ImageError: It is one.
     """
     if min(height, width) < 1:
-        raise ImageError(f"{height} x {width} px, and an image has at least one")
+        raise ImageError(f"{height} x {width} px, but an image has at least one")
     if height * width > options.max_pixels:
         raise ImageError(
             f"{height} x {width} px, more than max_pixels={options.max_pixels}: export with "

@@ -137,7 +137,7 @@ class Inspector:
             self._net: Answers = net
         except BoardError as error:
             raise BoardError(
-                f"{path}: no usable .inspect file ({error}): export the run again, with the "
+                f"{path}: not a usable .inspect file ({error}): export the run again, with the "
                 "release of lit_data that this lit_inspect belongs to"
             ) from error
         try:
@@ -202,8 +202,8 @@ class Inspector:
         globs = () if layout is None else layout.files or ()
         if path.is_file() and globs:
             raise UsageError(
-                f"{path}: an image is {len(globs)} files here ({', '.join(globs)}): name the folder "
-                "above them"
+                f"{path}: an image has {len(globs)} files here ({', '.join(globs)}): name the "
+                "folder above them"
             )
         names = [path.name] if path.is_file() else list_images(path)
         if not names:
@@ -383,7 +383,7 @@ class Inspector:
         dtype = image.read(0, 1).dtype.name
         if (image.shape[0], dtype) != (self.settings.channels, self.settings.dtype):
             raise UsageError(
-                f"{image.shape[0]} channels of {dtype}, and the model was trained with "
+                f"{image.shape[0]} channels of {dtype}, but the model was trained with "
                 f"{self.settings.channels} of {self.settings.dtype}"
             )
 
@@ -407,7 +407,7 @@ class Inspector:
         lengths = zip(answers.shape[1:], form, strict=False)
         is_expected = answers.ndim == len(form) + 1 and len(answers) == 1
         if not is_expected or any(allowed not in (None, length) for length, allowed in lengths):
-            raise BoardError(f"the net gives {list(answers.shape)}, and {[1, *form]} is needed")
+            raise BoardError(f"the net gives {list(answers.shape)}, but {[1, *form]} is needed")
         answer: Floats = answers[0]
         return answer
 
@@ -430,7 +430,9 @@ class Inspector:
             try:
                 pixels = board.load_array(f"golden/{number}.npy")
                 if pixels.size > _MOST_GOLDEN:
-                    raise UsageError(f"{pixels.size} pixels, and {_MOST_GOLDEN} are the most")
+                    raise UsageError(
+                        f"{pixels.size} pixels, more than the maximum of {_MOST_GOLDEN}"
+                    )
                 expected = board.load_array(f"golden/{number}_answer.npy")
                 answer = self.answer(ArrayRows(pixels))
                 is_equal_form = answer.shape == expected.shape
@@ -442,8 +444,8 @@ class Inspector:
             if not difference <= TOLERANCE:  # in this form it refuses NaN too
                 raise BoardError(
                     f"the answer to golden input {number} differs by {difference:.2g} on this "
-                    f"machine, and {TOLERANCE:g} is allowed: export it again, or use another "
-                    "release of onnxruntime"
+                    f"machine, but only {TOLERANCE:g} is allowed: export it again, or use "
+                    "another release of onnxruntime"
                 )
 
     def answer(self, image: Rows) -> Floats:

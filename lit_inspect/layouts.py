@@ -142,7 +142,7 @@ def open_files(paths: Sequence[Path], options: ReadOptions, layout: Layout | Non
     """
     if layout is None or layout.files is None:
         if len(paths) != 1:
-            raise UsageError(f"{len(paths)} files, and an image is one file here")
+            raise UsageError(f"{len(paths)} files, but an image is one file here")
         image = open_image(paths[0], options)
         return image if layout is None else _pick(image, layout)
     _check_count(len(paths), "files", layout)
@@ -166,7 +166,7 @@ def take_arrays(
             other.
     """
     if layout is None and len(arrays) != 1:
-        raise UsageError(f"{len(arrays)} arrays, and the model was trained with single images")
+        raise UsageError(f"{len(arrays)} arrays, but the model was trained with single images")
     if layout is None or (len(arrays) == 1 and layout.files is None):
         image = ArrayRows(finish(_to_planes(arrays[0]), options))
         return image if layout is None else _pick(image, layout)
@@ -187,7 +187,7 @@ def _check_count(count: int, what: str, layout: Layout) -> None:
     if count != len(layout.roles):
         stacked = "" if layout.channels is None else ", or one array [H, W, C] as in a file"
         raise UsageError(
-            f"{count} {what}, and the model was trained with {len(layout.roles)}: give "
+            f"{count} {what}, but the model was trained with {len(layout.roles)}: give "
             f"{', '.join(layout.roles)}{stacked}"
         )
 
@@ -203,7 +203,7 @@ def _pick(image: Rows, layout: Layout) -> Rows:
     needed = max(layout.channels) + 1
     if needed > image.shape[0]:
         raise ImageError(
-            f"{image.shape[0]} channels, and target, ref1 and ref2 are channels "
+            f"{image.shape[0]} channels, but target, ref1 and ref2 are channels "
             f"{', '.join(map(str, layout.channels))} of a file, counted from 0"
         )
     if layout.channels == tuple(range(image.shape[0])):

@@ -134,16 +134,16 @@ def _read_peak_bytes() -> int:
 def describe_end(limits: Limits) -> str:
     """Return why a call was stopped, and what to do."""
     return (
-        f"the net took more than {limits.seconds:g} s: on a slow machine give it more (--seconds, "
-        "Limits(seconds=...)), else export a smaller predict.tile_px"
+        f"the net took more than {limits.seconds:g} s: on a slow machine allow more (--seconds, "
+        "Limits(seconds=...)), otherwise export a smaller predict.tile_px"
     )
 
 
 def describe_memory(limits: Limits) -> str:
     """Return why a call got no more memory, and what to do."""
     return (
-        f"the net needs more than {limits.memory_bytes / _GIB:g} GiB: give it more "
-        "(--memory-gib, Limits(memory_bytes=...)), or export a smaller predict.tile_px"
+        f"the net needs more than {limits.memory_bytes / _GIB:g} GiB: allow more (--memory-gib, "
+        "Limits(memory_bytes=...)), or export a smaller predict.tile_px"
     )
 
 
@@ -259,9 +259,7 @@ def _check_values(answers: Floats) -> Floats:
         raise AnswerError(f"the net gives nothing, {list(answers.shape)}")
     least, largest = answers.min(), answers.max()
     if not (least >= -_SLACK and largest <= 1 + _SLACK):  # in this form it refuses NaN too
-        raise AnswerError(
-            f"the net gives values from {least:.4g} to {largest:.4g}, and not in 0..1"
-        )
+        raise AnswerError(f"the net gives values from {least:.4g} to {largest:.4g}, not in 0..1")
     if least < 0 or largest > 1:
         return answers.clip(0, 1)
     return answers

@@ -61,11 +61,11 @@ def _read_text(stream: BinaryIO) -> bytes:
     start = stream.read(8)
     width = {1: 2, 2: 4, 3: 4}.get(start[6] if len(start) == 8 else 0)
     if not start.startswith(MAGIC) or width is None:
-        raise ValueError("no array of version 1, 2 or 3 of the format")
+        raise ValueError("not an array of version 1, 2 or 3 of the format")
     length = int.from_bytes(stream.read(width), "little")
     if length > _MOST_HEADER_BYTES:  # before any of it is read
         raise ValueError(
-            f"an array header of {length} bytes, and {_MOST_HEADER_BYTES} are the most"
+            f"an array header of {length} bytes, more than the maximum of {_MOST_HEADER_BYTES}"
         )
     return struct.pack("<I", length) + stream.read(length)
 

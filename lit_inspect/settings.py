@@ -116,11 +116,11 @@ class Settings:
         """Check that the parts fit each other."""
         self._check_task()
         if len(set(self.classes)) < len(self.classes):
-            raise ValueError("two classes have one name")
+            raise ValueError("two classes have the same name")
         if self.guarantee is not None and self.review is None:
-            raise ValueError("a guarantee is one of review, which is missing")
+            raise ValueError("a guarantee needs review, which is missing")
         if self.value_range is not None and not _has_width(*self.value_range):
-            raise ValueError(f"value_range {self.value_range} does not rise")
+            raise ValueError(f"value_range {self.value_range} does not ascend")
         if self.expand and not set(self.expand) <= set(range(self.channels)):
             raise ValueError(f"expand {self.expand} names more than {self.channels} channels")
         if self.layout is not None and len(self.layout.roles) != self.channels:
@@ -130,7 +130,7 @@ class Settings:
         if self.reference_limits is not None and self.layout is None:
             raise ValueError("reference_limits are for a layout of references, which is missing")
         if not self._fits_fill():
-            raise ValueError(f"fill is no value of {self.dtype}")
+            raise ValueError(f"fill is not a value of {self.dtype}")
         if self._count_values() > MOST_VALUES:
             raise ValueError(f"the net gets more than {MOST_VALUES} values at a time")
 
@@ -138,9 +138,9 @@ class Settings:
         """Check that there is what a task needs, and nothing that it does not know."""
         is_map, is_box = self.task == "maps", self.task == "boxes"
         if (self.tiling is not None) != is_map:
-            raise ValueError(f"tiling is for maps alone, and task is {self.task}")
+            raise ValueError(f"tiling is only for maps, and task is {self.task}")
         if (self.boxes is not None) != is_box:
-            raise ValueError(f"boxes is for boxes alone, and task is {self.task}")
+            raise ValueError(f"boxes is only for boxes, and task is {self.task}")
         if not is_map and (self.scaling is None) != is_box:
             raise ValueError(f"labels need scaling, and boxes have none; task is {self.task}")
         if self.shows == "marks" and not self._fits_marks():
@@ -149,14 +149,14 @@ class Settings:
             raise ValueError(f"{self.task} need classes")
         self._check_good()
         if is_map and len(self.classes) > _MOST_KINDS:
-            raise ValueError(f"{len(self.classes)} classes, and maps hold {_MOST_KINDS}")
+            raise ValueError(f"{len(self.classes)} classes, but maps hold at most {_MOST_KINDS}")
 
     def _check_good(self) -> None:
         if self.good and (self.task != "labels" or not self._fits_good()):
-            raise ValueError(f"good {self.good} are numbers of some of the classes of labels")
+            raise ValueError(f"good {self.good} must be numbers of some of the classes of labels")
         has_limits = self.review is not None or self.image_threshold is not None
         if self.task == "labels" and has_limits and not self.good:
-            raise ValueError("labels of which no class is good have no verdicts to review")
+            raise ValueError("labels without a good class have no verdicts to review")
 
     def _fits_good(self) -> bool:
         return set(self.good) < set(range(len(self.classes)))

@@ -347,9 +347,9 @@ def test_every_command_gives_with_two_ranks_what_it_gives_with_one(tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["trainer=cpu"], "torchrun started 2 processes, and this trainer predicts in one"),
-        (["predict.part=0/2"], "predict.part=0/2 runs in one process, and 2 were started"),
-        (["predict.finish=true"], "predict.finish=true runs in one process, and 2 were started"),
+        (["trainer=cpu"], "torchrun started 2 processes, but this trainer predicts in one"),
+        (["predict.part=0/2"], "predict.part=0/2 runs in one process, but 2 were started"),
+        (["predict.finish=true"], "predict.finish=true runs in one process, but 2 were started"),
     ],
 )
 def test_predict_refuses_processes_that_would_all_do_the_same(

@@ -256,7 +256,7 @@ def read_coco_labels(
     collector = BoxCollector(_FORM, frames, on_bad=on_bad)
     names = _name_classes(files) if classes is None else check_classes(classes)
     if not names:
-        message = "names no categories, as files of instances do; see data.annotations"
+        message = "has no categories, which files of instances have; see data.annotations"
         collector.problems.add(files[0].path, message)
     order = {name: number for number, name in enumerate(names)}
     index = NameIndex([*images, *others], excluded)
@@ -375,7 +375,7 @@ def _add_boxes(
     allowed = list_some(ordered) or "none"
     for index, entry in enumerate(file.annotations):
         if not isinstance(entry, dict):
-            collector.reject(index, f"{quote(entry)} is no annotation")
+            collector.reject(index, f"{quote(entry)} is not an annotation")
         elif wrong := next(_find_faults(entry, known, ids, file, allowed), ""):
             collector.reject(index, wrong)
         elif entry["image_id"] in numbers:
@@ -408,7 +408,7 @@ def _find_faults(
 ) -> Iterator[str]:
     image, category, box = entry.get("image_id"), entry.get("category_id"), entry.get("bbox")
     if not is_id(image, known):
-        yield f"image_id {quote(image)} is none of the {len(known)} images of the file"
+        yield f"image_id {quote(image)} is not one of the {len(known)} images of the file"
     if not is_id(category, ids):
         name = ""
         if is_id(category, file.categories):

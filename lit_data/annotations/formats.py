@@ -55,13 +55,13 @@ _OUTLINES = ("CVAT", "LabelMe", "COCO", "CSV of run lengths", "YOLO polygons")
 _BOXES = ("VOC", "YOLO boxes", "CSV of boxes", "KITTI", "DOTA", "boxes in pixels")
 _OTHERS = {
     "CVAT for video": "export them as CVAT for images",
-    "CSV of labels": "experiment=classification learns them",
+    "CSV of labels": "experiment=classification trains on them",
     "COCO captions": "they mark nothing",
 }
 _CURES: Mapping[Purpose, Mapping[str, str]] = {
     "masks": {
-        **dict.fromkeys(_OUTLINES, "other masks come first; data.exclude leaves those out"),
-        **dict.fromkeys(_BOXES, "experiment=detection learns boxes"),
+        **dict.fromkeys(_OUTLINES, "other masks are used first; data.exclude skips those"),
+        **dict.fromkeys(_BOXES, "experiment=detection trains on boxes"),
         **_OTHERS,
         "": "export them as COCO, or as masks",
     },
@@ -74,9 +74,9 @@ _CURES: Mapping[Purpose, Mapping[str, str]] = {
         "": "convert them to COCO, YOLO or VOC",
     },
     "classes": {
-        **dict.fromkeys(_OUTLINES, "experiment=segmentation learns masks"),
-        **dict.fromkeys(_BOXES, "experiment=detection learns boxes"),
-        "CSV of labels": "of several such tables the first by name is read",
+        **dict.fromkeys(_OUTLINES, "experiment=segmentation trains on masks"),
+        **dict.fromkeys(_BOXES, "experiment=detection trains on boxes"),
+        "CSV of labels": "if there are several tables, the first by name is read",
         "": "a CSV with the columns image and label, or a folder for each class, is read",
     },
     "pairs": {"": "convert them to masks, and name their folder with data.masks"},
@@ -108,7 +108,7 @@ def add_label_files(
             leftovers.add(f"label files ({label_format}) are not used", names, cure)
         elif with_unknown:
             names = [name for name in names if not _NO_LABELS.fullmatch(name.rpartition("/")[2])]
-            leftovers.add("files have no format that is known", names, cures[""])
+            leftovers.add("files have an unknown format", names, cures[""])
 
 
 def add_unlabelled(

@@ -70,11 +70,13 @@ class LabelTable:
         is_known = (class_number < len(self.classes)) & (number == np.floor(number))
         if not is_known.all():
             raise ConfigError(
-                f"boxes hold a class that is no whole number from 0 to {len(self.classes) - 1}, nor "
-                "-1 minus one"
+                "boxes hold a class that is not a whole number from 0 to "
+                f"{len(self.classes) - 1}, nor -1 minus one"
             )
         if not ((shares >= 0) & (shares <= 1)).all() or not (shares[:, 2:] > 0).all():
-            raise ConfigError("boxes must be shares from 0 to 1 with a width and a height above 0")
+            raise ConfigError(
+                "boxes must be fractions from 0 to 1 with a width and a height above 0"
+            )
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -156,7 +158,7 @@ class Faults:
     def add(self, problems: Problems, heading: str) -> None:
         """Take faults of files that can be left out."""
         if self.on_bad == "skip":
-            problems.warn_if_any(log, f"{heading}; they are left out")
+            problems.warn_if_any(log, f"{heading}; they are skipped")
         elif len(problems):
             self.take(problems.make_error(heading))
 
@@ -234,9 +236,9 @@ class Frame(NamedTuple):
     def _ask_for(self, exif: str) -> str:
         seen = "upright" if exif == "apply" else "as it is stored"
         return (
-            f"the picture is turned by EXIF (orientation {self.orientation}), and its annotations "
-            f"mark it {seen}; set data.read.exif={exif}, or save such pictures turned, without the "
-            "tag"
+            f"the image is rotated by EXIF (orientation {self.orientation}), and its annotations "
+            f"mark it {seen}; set data.read.exif={exif}, or save such images rotated, without "
+            "the tag"
         )
 
     def _describe_mismatch(self, stated: Stated) -> str:
@@ -247,8 +249,8 @@ class Frame(NamedTuple):
             f"{height_px} x {width_px}"
         )
         if stated == (width_px, height_px):
-            return f"{text}: it was turned; annotate it as it is, or turn it back"
-        return f"{text}: scale it back to the size that was annotated, or annotate it anew"
+            return f"{text}: it was rotated; annotate it as it is, or rotate it back"
+        return f"{text}: scale it back to the size that was annotated, or annotate it again"
 
 
 def describe_turn(degrees: object) -> str:
@@ -260,8 +262,8 @@ def describe_turn(degrees: object) -> str:
     if not is_turned:
         return ""
     return (
-        f"a box turned by {escape(str(degrees)[:40])} degrees, of which its sides say nothing; export "
-        "polygons, or 'CVAT for images 1.1' for data.boxes_from=masks"
+        f"a box rotated by {escape(str(degrees)[:40])} degrees, which its sides do not show; "
+        "export polygons, or 'CVAT for images 1.1' for data.boxes_from=masks"
     )
 
 
@@ -362,7 +364,8 @@ class BoxCollector:
             self._rows.append((image, len(self._paths) - 1, place, number, *box))
         else:
             self.reject(
-                place, f"box {str(list(box))[:80]} holds what is no number of a sensible size"
+                place,
+                f"box {str(list(box))[:80]} holds a value that is not a number of a sensible size",
             )
 
     def renumber(self, order: Mapping[int, int], explain: Callable[[int], str]) -> None:
@@ -399,8 +402,8 @@ class BoxCollector:
         self._warn_duplicates(rows)
         if clipped:
             log.info(
-                "%d boxes reached up to 1 %% of their size, or a pixel, beyond their image and were "
-                "cut off there",
+                "%d boxes reached up to 1 %% of their size, or a pixel, beyond their image and "
+                "were clipped",
                 clipped,
             )
         centres = (corners[:, :2] + corners[:, 2:]) / 2
@@ -457,7 +460,7 @@ class BoxCollector:
         fractions = (beyond[outside] / sides[outside]).max(1, initial=0)
         for row, fraction in zip(rows[outside], fractions, strict=True):
             height, width = self._sizes_px[int(row[0])]
-            how = "lies outside" if fraction >= 1 else f"lies by {100 * fraction:.3g} % outside"
+            how = "is outside" if fraction >= 1 else f"is {100 * fraction:.3g} % outside"
             image = f"its image of {height} x {width} pixels (height x width)"
             self._note(row, f"{how} {image}; 1 %, or one pixel, is allowed")
         good = ~empty & ~outside
@@ -470,7 +473,8 @@ class BoxCollector:
         if again.size:
             first = self._describe(rows[again.min()], whole=True)
             log.warning(
-                "%d boxes are duplicates of another one of their image and kept, the first: %s",
+                "%d boxes are duplicates of another box of their image, and are used; the "
+                "first: %s",
                 len(again),
                 first,
             )
@@ -483,7 +487,7 @@ class BoxCollector:
             )
             self.problems.extend(self.bad)
         self.problems.raise_if_any(f"{len(self.problems)} problems with labels", cure)
-        self.bad.warn_if_any(log, f"{len(self.bad)} bad boxes or entries are left out")
+        self.bad.warn_if_any(log, f"{len(self.bad)} bad boxes or entries are skipped")
 
     def _note(self, row: Doubles, message: str) -> None:
         self.bad.add(self._paths[int(row[1])], f"{self._describe(row)} {message}{self._cure}")

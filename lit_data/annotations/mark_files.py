@@ -197,7 +197,7 @@ def _read_coco_file(path: Path, annotated: Annotated) -> None:
     for index, entry in sorted(enumerate(content.annotations), key=_crowds_first):
         where = f"{path}, annotations[{index}]"
         if not isinstance(entry, dict):
-            annotated.reject(None, where, f"{quote(entry)} is no annotation")
+            annotated.reject(None, where, f"{quote(entry)} is not an annotation")
         elif not is_id(entry.get("image_id"), numbers):
             message = f"an image {quote(entry.get('image_id'))} that images does not hold"
             annotated.reject(None, where, message)
@@ -221,7 +221,7 @@ def _add_coco(
         message = f"a category {quote(category)} that categories does not hold"
         annotated.reject(number, where, message)
     elif not segmentation and entry.get("bbox"):
-        message = "a box without an outline; experiment=detection learns boxes"
+        message = "a box without an outline; experiment=detection trains on boxes"
         annotated.reject(number, where, message)
     else:
         are_runs = isinstance(segmentation, Mapping)
@@ -253,10 +253,10 @@ def _read_labelme(path: Path, annotated: Annotated) -> None:
 
 def _add_labelme(shape: object, annotated: Annotated, number: int | None, where: str) -> None:
     if not isinstance(shape, dict):
-        raise DataError(f"{quote(shape)} is no shape with a label and points")
+        raise DataError(f"{quote(shape)} is not a shape with a label and points")
     label = shape.get("label", "")
     if not isinstance(label, str):
-        raise DataError(f"the label {quote(label)} is no text")
+        raise DataError(f"the label {quote(label)} is not a text")
     effect = _LABELME_EFFECTS.get(label, "object")
     if shape.get("difficult") is True:
         effect = "ignored"
@@ -325,10 +325,12 @@ def _explain_line(line: str, match: re.Match[str] | None, name_of: Mapping[int, 
         return f"class {match[1]} has no name: there are {len(name_of)} ({', '.join(name_of.values())})"
     if len(line.split()) == 5:
         return (
-            "a box among outlines; draw its outline, or learn the boxes of a set that has no "
-            "outlines with experiment=detection"
+            "a box among outlines; draw its outline, or train on a dataset of boxes alone with "
+            "experiment=detection"
         )
-    return f"{quote(line)} is no class with three points or more, x and y in fractions of the image"
+    return (
+        f"{quote(line)} is not a class with three points or more, x and y in fractions of the image"
+    )
 
 
 def _read_cvat(path: Path, annotated: Annotated) -> None:
@@ -364,8 +366,8 @@ def _add_cvat(shape: "Element", annotated: Annotated, number: int | None, where:
     unknown = sorted(set(shape.attrib) - _CVAT_ATTRIBUTES)
     if unknown:
         raise DataError(
-            f"the attribute {quote(unknown[0])} is not read, and may say where the shape lies; "
-            "export it as 'CVAT for images 1.1', or take the attribute out"
+            f"the attribute {quote(unknown[0])} is not read, and may move the shape; export it "
+            "as 'CVAT for images 1.1', or remove the attribute"
         )
     effect: Effect = "object"
     for attribute in shape.iterfind("attribute"):
@@ -385,7 +387,7 @@ def _draw_cvat(shape: "Element") -> Draw:
         corners = ellipse_corners(*_read_floats(shape, _CVAT_ELLIPSE))
         return outline(turn(corners, degrees), is_cut=True)
     if degrees:
-        raise DataError(f"a {shape.tag} with a rotation; boxes and ellipses are turned")
+        raise DataError(f"a {shape.tag} with a rotation; only boxes and ellipses may be rotated")
     if shape.tag == "polygon":
         return outline(str(shape.get("points", "")).replace(";", ",").split(","))
     if shape.tag == "mask":

@@ -140,8 +140,8 @@ class Annotated:
         if ignored and not self._list("object"):
             raise DataError(
                 f"{ignored[0].where}: this mark and all others are ignored (iscrowd, ignore, "
-                "difficult or __ignore__), so nothing is left to learn; set iscrowd to 0 in the files, "
-                "or take the others out"
+                "difficult or __ignore__), so there is nothing to learn; set iscrowd to 0 in "
+                "the files, or remove the other flags"
             )
         return len(ignored)
 
@@ -181,8 +181,9 @@ class Annotated:
         for mark in marks:
             if drawn.are_too_many:
                 message = (
-                    f"{len(marks)} shapes that cover it more than {drawn.most_covers} times over; "
-                    "leave out shapes that cover most of the image, or data.exclude the image"
+                    f"{len(marks)} shapes that cover it more than {drawn.most_covers} times "
+                    "over; remove shapes that cover most of the image, or skip the image with "
+                    "data.exclude"
                 )
                 self.reject(number, mark.where, f"{show_path(image)}: {message}")
                 break

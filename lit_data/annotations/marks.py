@@ -97,12 +97,12 @@ def outline(points: Any, *, scaled: bool = False, is_cut: bool = False) -> Draw:
         try:
             corners = np.asarray(points, np.float64).reshape(-1, 2)
         except (ValueError, TypeError, OverflowError) as error:
-            raise DataError("an outline that is no list of points") from error
+            raise DataError("an outline that is not a list of points") from error
         size = np.array(shape[::-1])
         corners = corners * size if scaled else corners
         is_speck = len(corners) == 2 and np.ptp(corners, axis=0).max() <= _SPECK_PX
         if len(corners) < 3 and not is_speck:
-            raise DataError(f"an outline of {len(corners)} points; three at least are needed")
+            raise DataError(f"an outline of {len(corners)} points; at least three are needed")
         is_near = (corners >= -_SLACK_PX) & (corners <= size + _SLACK_PX)
         is_seen = (corners.max(axis=0) > 0) & (corners.min(axis=0) < size)
         if not (is_cut and is_seen.all()) and not is_near.all():
@@ -194,7 +194,7 @@ def cut_mask(points: Any, text: Any) -> Draw:  # noqa: ANN401 - as a file gives 
             left, top, right, bottom = (int(value) for value in points)
             data = base64.b64decode(text, validate=True)
         except (ValueError, TypeError, OverflowError) as error:
-            raise DataError("a mask that is no image in a box of two points") from error
+            raise DataError("a mask that is not an image in a box of two points") from error
         stream = BytesIO(data)
         header = parse_header(stream, ".png", _CUT_READ)
         height, width = header.height_px, header.width_px
@@ -224,7 +224,7 @@ def cut_runs(box: Sequence[float], text: str) -> Draw:
             left, top, width, height = map(int, box)
             lengths = np.array(text.replace(",", " ").split(), np.int64)
         except (ValueError, OverflowError) as error:
-            raise DataError("a mask that is no runs in a box") from error
+            raise DataError("a mask that is not run lengths in a box") from error
         fits = 0 <= top <= shape[0] - height and 0 <= left <= shape[1] - width
         is_sound = lengths.size and lengths.min() >= 0 and lengths.max() <= width * height
         if not fits or not is_sound or lengths.sum() > width * height:
@@ -291,10 +291,11 @@ def runs(text: str) -> Draw:
         try:
             numbers = np.array(text.split(), np.int64)
         except (ValueError, OverflowError) as error:
-            raise DataError(f"runs that are no whole numbers: {text[:40]!r}") from error
+            raise DataError(f"runs that are not whole numbers: {text[:40]!r}") from error
         if len(numbers) % 2 or (len(numbers) and numbers.min() < 1):
             raise DataError(
-                f"runs of {len(numbers)} numbers: starts from 1 and lengths in turn are expected"
+                f"runs of {len(numbers)} numbers: alternating starts (from 1) and lengths are "
+                "expected"
             )
         return _mark_runs(shape, numbers[::2] - 1, numbers[1::2])
 
@@ -370,7 +371,7 @@ def _unpack(text: str) -> Ints:
         return bits
     is_whole = bits.size == sizes.sum() and sizes.max() <= _GROUPS
     if not is_whole or bits.min() < 0 or bits.max() > 63:
-        raise ValueError("cut, or no such text")
+        raise ValueError("truncated, or not such a text")
     shifts = 5 * (np.arange(len(bits)) - np.repeat(first, sizes))
     values = np.add.reduceat((bits & 31) << shifts, first)
     # The sign is that of the last group, as in two's complement.

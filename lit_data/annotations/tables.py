@@ -121,7 +121,7 @@ def _match_labels(
             problems.add(where, f"a second label {label!r} of {name}, beside {first_label!r}")
     for number, image in enumerate(images):
         if number not in labels:
-            problems.add(image, f"an image that {show_path(str(path))} gives no label")
+            problems.add(image, f"an image without a label in {show_path(str(path))}")
     cure = "correct the table, or move it out of the folder if it labels other images"
     problems.raise_if_any(f"{len(problems)} labels are bad", cure)
     return tuple(labels[number] for number in range(len(images)))
@@ -140,13 +140,14 @@ def describe_lack(folder: Path, kinds: Sequence[str], names: Sequence[str]) -> s
         columns = list(map(str, read_table(path)[0]))
         seen.append(f"{path.relative_to(folder)} with the columns {columns}")
     message = (
-        f"{show_path(folder)}: nothing says what its images show: a folder for each class does, or a "
-        f"CSV with the columns image and label (found: {', '.join(seen) or 'no labels'})"
+        f"{show_path(folder)}: its images have no labels: use a folder for each class, or a CSV "
+        f"with the columns image and label (found: {', '.join(seen) or 'no labels'})"
     )
     counts = Counter(match[1] for match in map(re.compile(_NUMBERED).search, names) if match)
     if not 2 <= len(counts) <= _MOST_STEMS or sum(counts.values()) < len(names):
         return message
     stems = ", ".join(f"{stem} {count}" for stem, count in sorted(counts.items()))
     return (
-        f"{message}. If the names of the files do ({stems}): 'data.class_pattern=\"{_NUMBERED}\"'"
+        f"{message}. If the file names hold the class ({stems}): "
+        f"'data.class_pattern=\"{_NUMBERED}\"'"
     )

@@ -129,7 +129,7 @@ class NameIndex:
             stems = {self._stem(number) for number in matches}
             cure = "name them with their folder"
             if len(stems) == 1:
-                cure = "they differ in their type alone: rename one, or add the type to the name"
+                cure = "they differ only in their type: rename one, or add the type to the name"
             raise DataError(f"{len(matches)} images are named {escape(name)!r}; {cure}")
         return matches[0]
 
@@ -316,7 +316,7 @@ def read_xml(path: PathText, tag: str = "annotation", max_bytes: int = MAX_XML_B
         # Entities, which can unpack to any size or name other files, are declared there. Without
         # the zero bytes the word shows in UTF-16 too.
         if b"<!DOCTYPE" in data.replace(b"\0", b""):
-            raise DataError("holds a <!DOCTYPE>, which labels have no use for; remove it")
+            raise DataError("holds a <!DOCTYPE>, which labels do not need; remove it")
         try:
             root = fromstring(data)
         except ParseError as error:

@@ -136,7 +136,7 @@ def name_numbers(numbers: Collection[int], names: Sequence[str]) -> dict[int, st
         if numbers:
             listed = list_some(sorted(numbers))
             log.info(
-                "no data.yaml names the classes, so they are called by their numbers: %s", listed
+                "no data.yaml names the classes, so they are named by their numbers: %s", listed
             )
         return {number: str(number) for number in sorted(numbers)}
     first = int(set(numbers) == set(range(1, len(names) + 1)))
@@ -289,7 +289,10 @@ def _read_entry(key: str, entry: object) -> tuple[str, ...]:
 def _explain(line: str, name_of: Mapping[int, str]) -> str:
     """Return the reason why a line is no box."""
     if ";" in line or "," in line:
-        return f"{_quote(line)} holds ';' or ','; columns are parted by spaces, decimals by a point"
+        return (
+            f"{_quote(line)} holds ';' or ','; separate columns by spaces, and write decimals "
+            "with a point"
+        )
     columns = line.split()
     if len(columns) != 5:
         hint = ""
@@ -302,7 +305,7 @@ def _explain(line: str, name_of: Mapping[int, str]) -> str:
         return f"{_quote(line)} has {len(columns)} columns; a box has 5: class cx cy w h{hint}"
     for column in columns[1:]:
         if not _IS_NUMBER.fullmatch(column):
-            return f"{_quote(column)} is no finite number"
+            return f"{_quote(column)} is not a finite number"
     return _explain_class(columns[0], name_of, ())
 
 
@@ -310,8 +313,8 @@ def _explain_class(text: str, name_of: Mapping[int, str], classes: Sequence[str]
     name = name_of.get(int(text)) if text.isdecimal() and len(text) < _MOST_DIGITS else None
     if name is not None:
         return (
-            f"class {text} is {_quote(name)}, which is none of {list_some(classes)}; correct the "
-            "names in the file of the set, or set data.classes"
+            f"class {text} is {_quote(name)}, which is not one of {list_some(classes)}; correct "
+            "the names in the file of the set, or set data.classes"
         )
     allowed = f"a whole number {_describe_numbers(name_of)} ({len(name_of)} classes)"
     return f"class {_quote(text)} is not allowed; it must be {allowed}"

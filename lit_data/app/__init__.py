@@ -16,7 +16,7 @@ COMMANDS: dict[str, str] = {
     "predict": "write what a model finds in every image or volume: predict RUN data.root=FOLDER",
     "prepare": "check all files and decode them ahead of the first run",
     "benchmark": "measure loading and training speed",
-    "show": "draw what a model will see",
+    "show": "draw what the model will see",
     "doctor": "examine this machine for causes of slow or failed runs, with remedies",
     **list_brought("COMMANDS"),
 }

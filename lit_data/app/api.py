@@ -65,8 +65,8 @@ class Run:
         path = self.folder / "checkpoints" / "best.ckpt"
         if not is_there(path):
             raise DataError(
-                f"{self.folder} has no checkpoints/best.ckpt: was it a fit, and did it validate "
-                "once?"
+                f"{self.folder} has no checkpoints/best.ckpt: was it a run of fit, and did it "
+                "validate at least once?"
             )
         return path
 
@@ -219,7 +219,7 @@ def build(
     for name, attribute in (("callbacks", "callbacks"), ("logger", "loggers")):
         if name in arguments:
             raise ConfigError(
-                f"trainer['{name}'] would replace those of the configuration: append yours to "
+                f"trainer['{name}'] would replace those of the configuration: append to "
                 f"trainer.{attribute} of the objects that are built"
             )
     words = [f"experiment={experiment}", *overrides]

@@ -66,9 +66,9 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     """
     if is_exported(cfg.ckpt):
         raise ConfigError(
-            f"ckpt={cfg.ckpt} is an exported file: test and validate score it, and a checkout of the "
-            f"repository measures it with python -m benchmarks exported suite.file={cfg.ckpt} "
-            "suite.root=FOLDER"
+            f"ckpt={cfg.ckpt} is an exported file: test and validate score it; to measure its "
+            "speed, run in a checkout of the repository python -m benchmarks exported "
+            f"suite.file={cfg.ckpt} suite.root=FOLDER"
         )
     suite = instantiate(cfg.suite)
     options = suite or read_options(BenchmarkOptions, cfg.benchmark, "benchmark")

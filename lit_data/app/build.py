@@ -347,7 +347,7 @@ def _leave_out_callbacks(cfg: DictConfig) -> DictConfig:
     for name in sorted(typed):
         if "_target_" not in (cfg.callbacks.get(name) or {"_target_": None}):
             raise ConfigError(
-                f"callbacks=none has no callback {name!r}: leave callbacks.{name} out, or choose "
+                f"callbacks=none has no callback {name!r}: remove callbacks.{name}, or choose "
                 "another set, such as callbacks=base"
             )
     left_out = [str(name) for name in cfg.callbacks if name not in asked_for]

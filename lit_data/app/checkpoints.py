@@ -309,8 +309,8 @@ def _check_training(path: Path) -> Path:
     missing = [key for key in _TRAINING if key not in content]
     if missing:
         raise StoreError(
-            f"{path} holds no {', '.join(missing)}: training goes on from a checkpoint that "
-            "Lightning wrote with them, such as last.ckpt"
+            f"{path} holds no {', '.join(missing)}: training resumes only from a checkpoint that "
+            "has them, such as last.ckpt"
         )
     return path
 
@@ -381,7 +381,7 @@ def _check_states(content: Mapping[str, Any], trainer: Trainer, path: Path) -> N
     for name, state, template in _pair_states(content, trainer):
         if fault := _find_fault(state, template):
             raise StoreError(
-                f"{path} is damaged: the state of {name} has {fault}; go on from an earlier "
+                f"{path} is damaged: the state of {name} has {fault}; resume from an earlier "
                 "checkpoint"
             )
 

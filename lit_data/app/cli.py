@@ -175,7 +175,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 def _check_command(words: Sequence[str]) -> str:
     command = words[0] if words else ""
     if command == "train":
-        print("lit_data: train is called fit here", file=sys.stderr)
+        print("lit_data: the command is called fit, not train", file=sys.stderr)
         return "fit"
     if command in COMMANDS:
         return command
@@ -200,7 +200,9 @@ def _run(command: str, options: argparse.Namespace) -> None:
     overrides: Sequence[str] = options.words[1:]
     is_on_run = command in ON_RUNS and overrides and _names_run(command, overrides[0])
     if options.cwd is not None and not is_on_run:
-        raise ConfigError(f"--cwd belongs to a run: write {ON_RUNS[0]} RUN --cwd FOLDER, or rerun")
+        raise ConfigError(
+            f"--cwd is only for reruns: write {ON_RUNS[0]} RUN --cwd FOLDER, or rerun"
+        )
     if is_on_run:
         from lit_data.app.rerun import take_run
 
@@ -281,9 +283,9 @@ def _find_full_disk(error: BaseException | None) -> LitDataError | None:
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             where = f" ({cause.filename})" if cause.filename else ""
             full = StoreSpaceError(
-                f"{cause.strerror}{where}: free some space, or put the runs elsewhere with "
-                "paths.runs=FOLDER and the decoded images with paths.cache=FOLDER; if /dev/shm is "
-                "full, as in a container, give it more"
+                f"{cause.strerror}{where}: free some space, or move the runs with "
+                "paths.runs=FOLDER and the decoded images with paths.cache=FOLDER; if /dev/shm "
+                "is full, as in a container, enlarge it"
             )
             full.__cause__ = cause
             return full

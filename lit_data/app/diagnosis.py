@@ -116,17 +116,17 @@ def judge_cores(cores: int, present: int, load: float) -> Finding:
     # The load counts all processes of the machine, not those of a container.
     if load > 1.5 * present:
         remedy = (
-            "other work keeps them busy, so samples come late and measured speeds are wrong: wait, "
-            "or stop it"
+            "other programs keep them busy, so samples are late and measured speeds are wrong: "
+            "wait, or stop them"
         )
         return Finding("warning", "cores", state, remedy)
-    remedy = "data.cache=device leaves them little to do, on a GPU"
+    remedy = "set data.cache=device, which takes most of their work to the GPU"
     return judge("cores", state, bad=cores < 4, level="note", remedy=remedy)
 
 
 def judge_threads(cores: int, threads: int) -> Finding:
     """Judge the threads of torch, which counts the machine's cores and not a container's quota."""
-    remedy = f"export OMP_NUM_THREADS={cores}: threads that wait for each other's cores spin"
+    remedy = f"export OMP_NUM_THREADS={cores}: more threads than cores wait for each other"
     return judge("threads of torch", str(threads), bad=threads > cores, remedy=remedy)
 
 
@@ -136,7 +136,7 @@ def judge_host_memory(free_bytes: int, total_bytes: int, swapped_bytes: int) -> 
     # More swapped out than is free: what comes back pushes something else out.
     is_bad = free_bytes < _LEAST_MEMORY_BYTES or swapped_bytes > free_bytes
     remedy = (
-        "use callbacks=low_memory and data.loader.worker_kind=thread, or end what holds the memory"
+        "use callbacks=low_memory and data.loader.worker_kind=thread, or stop what uses the memory"
     )
     return judge("memory", state, bad=is_bad, remedy=remedy)
 
@@ -146,7 +146,7 @@ def judge_shared(total_bytes: int) -> Finding:
     state = f"{to_gib(total_bytes)}; lit_data's loader does not use it"
     is_bad = total_bytes < _LEAST_SHARED_BYTES
     remedy = (
-        "docker run --shm-size=8g (or --ipc=host): torch's own DataLoader and NCCL die of a bus "
+        "docker run --shm-size=8g (or --ipc=host): torch's DataLoader and NCCL fail with a bus "
         "error when it is full"
     )
     return judge("/dev/shm", state, bad=is_bad, level="note", remedy=remedy)
@@ -159,7 +159,7 @@ def judge_files(limit: int, used: int) -> Finding:
         limit: How many may be; negative: as many as one likes.
         used: How many are.
     """
-    state = f"{limit} may be open, {used} are"
+    state = f"{used} of {limit} open"
     is_bad = 0 <= limit < _LEAST_FILES
     return judge("open files", state, bad=is_bad, remedy="ulimit -n 65536 before the start")
 
@@ -185,7 +185,7 @@ def check_disks(folders: Mapping[str, str]) -> Iterator[Finding]:
         path = Path(folder).absolute()
         existing = next(part for part in (path, *path.parents) if part.exists())
         if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
-            remedy = f"set {key}=FOLDER to one that is"
+            remedy = f"set {key}=FOLDER to a writable one"
             yield Finding("fault", key, f"{existing} is not a writable folder", remedy)
             continue
         usage = shutil.disk_usage(existing)
@@ -199,8 +199,8 @@ def judge_room(key: str, folder: str, free_bytes: int, total_bytes: int) -> Find
     # Of a large disk a fixed amount is soon written, of a small one 2 % is next to nothing.
     least_bytes = max(_LEAST_FREE_BYTES, _LEAST_FREE_DISK_FRACTION * total_bytes)
     remedy = (
-        f"free some, or set {key}=FOLDER on another disk; a store takes height x width x channels "
-        "of each image"
+        f"free some space, or set {key}=FOLDER on another disk; a store takes height x width x "
+        "channels of each image"
     )
     return judge(key, free, bad=free_bytes < least_bytes, remedy=remedy)
 
@@ -208,7 +208,7 @@ def judge_room(key: str, folder: str, free_bytes: int, total_bytes: int) -> Find
 def judge_kind(key: str, kind: str) -> Finding:
     """Judge the kind of disk: pages of the store should come from one of this machine."""
     if kind in _IN_MEMORY:
-        remedy = f"set {key}=FOLDER on a disk: this one takes RAM"
+        remedy = f"set {key}=FOLDER on a disk: this one uses RAM"
         return Finding("warning", f"{key}, disk", f"{kind}: in memory", remedy)
     is_remote = kind.startswith(_NETWORK)
     remedy = (
@@ -274,7 +274,7 @@ def judge_precision(device_type: str, *, has_bf16: bool, used: str) -> Finding:
     if uses_bf16 and has_bf16:
         return Finding("ok", "bf16", f"used: {name} has instructions for it")
     if uses_bf16:
-        state = f"used, but {name} has no instructions for it, which makes it slower than fp32"
+        state = f"used, but {name} has no instructions for it, so it is slower than fp32"
         return Finding("warning", "bf16", state, remedy)
     if has_bf16:
         state = f"not used ({used}), though {name} has instructions for it"
@@ -294,9 +294,9 @@ def judge_absence(*, has_driver: bool, built_for: str | None) -> Finding:
         remedy = "training runs on the CPU; small nets are quick enough"
         return Finding("note", "GPU", "none", remedy)
     if built_for is None:
-        state = "there is one, but torch is the CPU build"
+        state = "present, but torch is the CPU build"
         return Finding("fault", "GPU", state, "install torch's CUDA build")
-    state = f"there is one, but torch for CUDA {built_for} cannot use it"
+    state = f"present, but torch for CUDA {built_for} cannot use it"
     remedy = (
         "the driver is too old for this torch, or CUDA_VISIBLE_DEVICES hides it: see nvidia-smi"
     )
@@ -307,7 +307,7 @@ def judge_device_memory(name: str, free_bytes: int, total_bytes: int) -> Finding
     """Judge the memory of a device: others may hold some of it."""
     free = f"{name}: {to_gib(free_bytes)} of {to_gib(total_bytes)} free"
     remedy = (
-        "another process holds memory on it (nvidia-smi names it): end it, or choose "
+        "another process uses its memory (nvidia-smi names it): stop it, or choose "
         "trainer.devices=[n]"
     )
     is_bad = free_bytes < _LEAST_FREE_FRACTION * total_bytes
@@ -335,7 +335,7 @@ def judge_pinning(pins: bool) -> Finding:
 
 def judge_share(cores: int, devices: int) -> Finding:
     """Judge if each device has cores that feed it."""
-    remedy = "set data.cache=device, so that batches cross the bus as indices"
+    remedy = "set data.cache=device, so only indices of batches are copied to the GPU"
     cores_per_device = f"{cores / devices:.1f}"
     is_bad = cores < _CORES_PER_GPU * devices
     return judge("cores for each GPU", cores_per_device, bad=is_bad, remedy=remedy)

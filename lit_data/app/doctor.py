@@ -40,7 +40,7 @@ _LEAST_WAIT = 0.05
 _STYLES = {"fault": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
 
 _SLOW = {
-    "CUDA_LAUNCH_BLOCKING": "each kernel is waited for",
+    "CUDA_LAUNCH_BLOCKING": "the CPU waits for each kernel",
     "TORCH_SHOW_CPP_STACKTRACES": "errors are slow, and AdaptiveBatchSize catches them",
     "PYTHONDEVMODE": "Python's debug checks are on",
     "PYTHONMALLOC": "Python's debug allocator may be on",
@@ -142,7 +142,10 @@ def check_last_run(folder: Path) -> Iterator[Finding]:
     if not limit or not isinstance(waited_fraction, int | float):
         return
     cause, _, remedy = limit.partition(": try ")  # the sentence of `DataWaitMonitor`
-    state = f"{newest.parent.name}: {cause}; {waited_fraction:.0%} of it went by waiting for data"
+    state = (
+        f"{newest.parent.name}: {cause}; {waited_fraction:.0%} of its time was spent waiting for "
+        "data"
+    )
     remedy = f"try {remedy or 'docs/choosing.md'}"
     yield judge("last run", state, bad=waited_fraction >= _LEAST_WAIT, remedy=remedy)
 
@@ -156,7 +159,7 @@ def check_environment(environment: Mapping[str, str]) -> Iterator[Finding]:
     yield from _find_slow(environment)
     yield from _find_ranks(environment)
     if not environment.get("PYTORCH_CUDA_ALLOC_CONF") and not environment.get("PYTORCH_ALLOC_CONF"):
-        remedy = "with sizes that change: export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        remedy = "for changing sizes: export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         yield Finding("ok", "allocator", "torch's default", remedy)
 
 
@@ -220,9 +223,9 @@ def _judge_weights(size: str) -> Finding:
         state, _, remedy = str(error).rpartition(": ")
         return Finding("fault", what, state, remedy)
     if path is not None:
-        return Finding("ok", what, "of ImageNet, as published")
+        return Finding("ok", what, "ImageNet, as published")
     if size == DEFAULT_SIZE:
-        state = "not installed: experiments take models without them"
+        state = "not installed: experiments use models without them"
         return Finding("warning", what, state, install)
     return Finding("ok", what, "not installed", f"if you need it: {install}")
 
@@ -271,8 +274,8 @@ def find_malicious() -> Iterator[Finding]:
         version = find_version(name)
         if version in versions:
             remedy = (
-                f"this upload was malicious: pip install -U {name}, then change what secrets this "
-                "machine held"
+                f"this upload was malicious: pip install -U {name}, then change all secrets of "
+                "this machine"
             )
             yield Finding("fault", "security", f"{name} {version}", remedy)
 

@@ -74,8 +74,8 @@ def use_exported(model: LightningModule, graph: "Graph") -> None:
     has_hook = type(model).on_after_batch_transfer is not LightningModule.on_after_batch_transfer
     if not isinstance(model, ScoredModule) or model.exported_as != task or has_hook:
         raise ConfigError(
-            f"{graph.path} holds {task}, by which a {type(model).__name__} cannot be scored: choose the "
-            "experiment that it was exported from, or test the checkpoint"
+            f"{graph.path} holds {task}, which cannot be scored as a {type(model).__name__}: "
+            "choose the experiment it was exported from, or test the checkpoint"
         )
 
     def forward(images: Tensor) -> Any:  # noqa: ANN401 - as the module gives it
@@ -123,8 +123,8 @@ class Graph:
         sides = zip(self.inspector.input_shape[2:], images.shape[2:], strict=True)
         if any(isinstance(allowed, int) and allowed != side for allowed, side in sides):
             raise ConfigError(
-                f"{self.path} takes images of {list(self.inspector.input_shape[2:])} px alone, "
-                f"and samples have {list(images.shape[2:])}: test the checkpoint, or export with "
+                f"{self.path} takes only images of {list(self.inspector.input_shape[2:])} px, "
+                f"but samples have {list(images.shape[2:])}: test the checkpoint, or export with "
                 f"predict.tile_px={list(images.shape[2:])}"
             )
         try:

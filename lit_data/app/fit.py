@@ -81,7 +81,7 @@ def _refusing_as_config_errors() -> Iterator[None]:
     try:
         yield
     except MisconfigurationException as error:
-        raise ConfigError(f"Lightning refuses this: {error}") from error
+        raise ConfigError(f"Lightning rejects this configuration: {error}") from error
     except RuntimeError as error:
         if not str(error).startswith("Early stopping conditioned on metric"):
             raise
@@ -96,7 +96,8 @@ def _draw_data(training: Run) -> None:
     datamodule.trainer = training.trainer
     if not isinstance(datamodule, BaseDataModule):
         log.info(
-            "%s is no datamodule of lit_data: its samples and predictions are not drawn",
+            "%s is not a datamodule of lit_data: no pictures of samples and predictions are "
+            "written",
             type(datamodule).__name__,
         )
     elif is_first_rank():  # the others wait for it in the Trainer

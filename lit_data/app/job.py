@@ -43,7 +43,7 @@ _POLL_S = 0.2
 PROBLEMS = "problems.txt"
 GRACE_S = 5.0  # for the first rank to say itself what is wrong, and for the others to end
 _STOPPED_S = 60.0  # for the first rank to save, where another was stopped by a signal
-_ELSEWHERE = ": its own message says why, if it had time for one"
+_ELSEWHERE = ": see its own message, if it could write one"
 
 _OF_SWEEP = ("hydra.mode=", "hydra.sweep.dir=", "sweep.")
 
@@ -66,7 +66,7 @@ class RankWatch(threading.Thread):
         """Look at the ranks until they are needed no more."""
         while not self._done.wait(_POLL_S):
             if self._parent is not None and os.getppid() != self._parent:
-                print("lit_data: rank 0 of this machine is gone", file=sys.stderr, flush=True)
+                print("lit_data: rank 0 of this machine has ended", file=sys.stderr, flush=True)
                 os._exit(WorkerDiedError.exit_code)
             self._take_over()
             failed = self._find_failed()

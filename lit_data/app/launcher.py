@@ -66,8 +66,8 @@ def check_resume(cfg: DictConfig) -> None:
     """
     if cfg.get("resume") == AUTO and has_new_folder(cfg) and not _is_named_by_job(cfg):
         raise ConfigError(
-            f"resume={AUTO} resumes in the folder of the run, but each start gets a new one, named "
-            "by the time: give hydra.run.dir=FOLDER"
+            f"resume={AUTO} resumes in the folder of the run, but each start gets a new folder, "
+            "named by the time: give hydra.run.dir=FOLDER"
         )
 
 

@@ -73,7 +73,7 @@ def describe_torchvision(error: Exception) -> tuple[str, str]:
     pinned = f"torch=={torch_version}" if torch_version else "torch"
     return (
         f"torch {torch_version or '(version unknown)'} and torchvision "
-        f"{torchvision_version or '(version unknown)'} are not of one build "
+        f"{torchvision_version or '(version unknown)'} are not from the same build "
         f"({type(error).__name__}: {cause[:200]})",
         f"pip uninstall -y torchvision; pip install {pinned} torchvision{index}",
     )

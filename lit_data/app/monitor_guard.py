@@ -57,7 +57,7 @@ class MonitorGuard(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         monitors = _list_monitors(trainer)
         if any(split_stage(name)[0] == "val" for name in monitors) and not _validates(trainer):
-            self._tell(trainer, "nothing validates")
+            self._tell(trainer, "there is no validation")
 
     @override
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -14,14 +14,13 @@ from lit_data.core.errors import ConfigError, StoreError, show_path
 _HELP = """\
 usage: lit-data new-kind NAME
 
-Writes a kind of data of your own into the current folder, which works as it is: images with one
-label each.
+Writes your own kind of data into the current folder: images with one label each. It works as it is.
 
   NAME.py                       its dataset and datamodule
   test_NAME.py                  a test of both
   conf/experiment/NAME.yaml     an experiment that trains on it
 
-NAME is that of a Python module. Nothing is overwritten. docs/extend.md goes on from there."""
+NAME must be the name of a Python module. Nothing is overwritten. docs/extend.md has the next steps."""
 
 _NEXT = """\
 next:
@@ -99,8 +98,7 @@ def _check_name(name: str) -> None:
         )
     if keyword.iskeyword(name) or name in _VALUES or name == "conftest":
         raise ConfigError(
-            f"new-kind {name}: Python, YAML or pytest takes this word for something else; choose "
-            "another name"
+            f"new-kind {name}: Python, YAML or pytest reserves this word; choose another name"
         )
 
 
@@ -111,12 +109,12 @@ def _check_unused(name: str) -> None:
     # a folder without code, such as one of images, has no origin and is hidden by a module anyway
     if spec is not None and spec.origin is not None:
         raise ConfigError(
-            f"new-kind {name}: there is a module of this name, which yours would hide; choose "
+            f"new-kind {name}: a module with this name exists, which yours would hide; choose "
             "another name"
         )
     if (CONF / "experiment" / f"{name}.yaml").is_file():
         raise ConfigError(
-            f"new-kind {name}: lit_data has an experiment of this name; choose another name"
+            f"new-kind {name}: lit_data has an experiment with this name; choose another name"
         )
 
 
@@ -140,11 +138,8 @@ def _check_targets(folder: Path, texts: Mapping[Path, str]) -> None:
     for path in texts:
         if path.exists() or path.is_symlink():
             raise ConfigError(
-                f"{show_path(path)} is there already: choose another name or an empty folder"
+                f"{show_path(path)} already exists: choose another name or an empty folder"
             )
     for path in (folder / "conf", folder / "conf" / "experiment"):
         if path.is_symlink() or (path.exists() and not path.is_dir()):
-            raise ConfigError(
-                f"{show_path(path)} is a link or no folder: go to an empty folder, where it can be "
-                "made"
-            )
+            raise ConfigError(f"{show_path(path)} is a link or not a folder: go to an empty folder")

@@ -113,11 +113,13 @@ def _check_types(images: Sequence[Image]) -> None:
     for image in images:
         if not isinstance(image, np.ndarray | str | os.PathLike):
             raise ConfigError(
-                f"predict_image: a {type(image).__name__} is no image: give a path or a NumPy array, "
-                "such as numpy.asarray(image)"
+                f"predict_image: a {type(image).__name__} is not an image: give a path or a "
+                "NumPy array, such as numpy.asarray(image)"
             )
     if len({isinstance(image, np.ndarray) for image in images}) > 1:
-        raise ConfigError("predict_image: an image of files and arrays: give one or the other")
+        raise ConfigError(
+            "predict_image: an image of files and arrays: give only files or only arrays"
+        )
 
 
 def _read(ready: _Ready, images: Sequence[Image]) -> ArrayRows:
@@ -165,7 +167,7 @@ def _check_channels(datamodule: BaseDataModule, record: Mapping[str, Any] | None
     bank, look = getattr(datamodule, "bank", None), (record or {}).get("look")
     if bank is not None and look and look["channels"] != bank.channels:
         raise DataError(
-            f"an image of {bank.channels} channels, and the model was trained with "
+            f"an image of {bank.channels} channels, but the model was trained with "
             f"{look['channels']}"
         )
 
@@ -183,8 +185,8 @@ def _lay_out(cfg: DictConfig, images: Sequence[Image], folder: Path) -> dict[Pat
     roles = rule_of(cfg.data.get("layout")).roles or ("image",)
     if len(images) != len(roles):
         raise ConfigError(
-            f"predict_image: {len(images)} files or arrays, and an image of this run is {len(roles)} "
-            f"({', '.join(roles)})"
+            f"predict_image: {len(images)} files or arrays, but an image of this run has "
+            f"{len(roles)} ({', '.join(roles)})"
         )
     root = folder / "images"
     root.mkdir()

@@ -288,7 +288,8 @@ def _describe_bad(
 ) -> PartlyDoneError:
     problems = list_problems(bad)
     headline = (
-        f"{len(bad)} inputs are bad and have no prediction, all others are predicted in {folder}"
+        f"{len(bad)} inputs are bad and have no prediction; the predictions of all others are in "
+        f"{folder}"
     )
     error = PartlyDoneError(problems.describe(headline), metrics)
     error.problems = problems.entries
@@ -317,7 +318,7 @@ def _take_threshold(model: LightningModule, options: PredictOptions) -> PredictO
     chosen = getattr(model, "predict_threshold", None)
     if options.threshold is not None or chosen is None:
         return options
-    log.info("predict.threshold=%.4g, as validation chose it", chosen)
+    log.info("predict.threshold=%.4g, chosen in validation", chosen)
     return replace(options, threshold=float(chosen))
 
 
@@ -341,14 +342,14 @@ def _take_image_threshold(model: LightningModule, options: PredictOptions) -> Pr
             f"validation chose the threshold of the checkpoint for {fraction:.6g}: set "
             f"model.image_score_fraction={fraction:.6g}, or give predict.image_threshold"
         )
-    log.info("predict.image_threshold=%.6g, as validation chose it", chosen)
+    log.info("predict.image_threshold=%.6g, chosen in validation", chosen)
     return replace(options, image_threshold=chosen)
 
 
 def _warn_of_nothing_to_resume(folder: LocalFolder | RemoteFolder, options: PredictOptions) -> None:
     if options.resume and not (folder.path / FINGERPRINT).exists():
         log.warning(
-            "predict.resume=true: there is nothing to resume in %s, so everything is "
-            "predicted; predict.folder=FOLDER names the folder of the run before",
+            "predict.resume=true: there is nothing to resume in %s, so everything is predicted; "
+            "set predict.folder to the folder of the earlier run",
             folder,
         )

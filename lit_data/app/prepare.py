@@ -37,9 +37,9 @@ Split = Literal["train", "val", "test"]
 
 _MOST_DAMAGED = 100  # that a message lists
 _NO_MASKS = (
-    "no image has a mask, so fit has nothing to learn: name their folder, data.masks=FOLDER, draw "
-    "defects, synthesis=library, learn good parts alone, experiment=anomaly, or folders as "
-    "labels, experiment=classification"
+    "no image has a mask, so fit has nothing to learn: name their folder with "
+    "data.masks=FOLDER, draw defects with synthesis=library, train on good parts alone with "
+    "experiment=anomaly, or use folders as labels with experiment=classification"
 )
 
 _BATCH = 32
@@ -47,11 +47,11 @@ README = """A set of samples rendered by lit_data.
 
 images/            [H, W, 3] target, ref1, ref2: whole pixel values as PNG or TIFF, or 0..1 as float32 TIFF
 masks/             the same stems; 255 where a true defect visibly changes the target, else 0;
-                   numbers of classes, and 255 for ignored pixels, where the masks that were read have such
-annotations.json   COCO: true defects; bbox [x, y, width, height] px, uncompressed RLE, `change` (mean, in shares of
+                   class numbers, and 255 for ignored pixels, if the source masks have them
+annotations.json   COCO: true defects; bbox [x, y, width, height] px, uncompressed RLE, `change` (mean, as fraction of
                    the value range) and `severity` (the same in standard deviations of the noise around the defect)
-distractors.json   the same for what looks like a defect and is none, with the images that show it (`channels`)
-export.json        what the set was made from
+distractors.json   the same for distractors, which look like defects, with the images that show them (`channels`)
+export.json        what the dataset was made from
 """
 
 
@@ -186,7 +186,7 @@ def _publish(datamodule: BaseDataModule, options: PrepareOptions, root: object) 
     """Write the set in shards to a server or a network disk."""
     address = str(options.shards)
     if datamodule.source is None:
-        raise ConfigError("prepare.shards is for kinds of data whose files are those of a `Source`")
+        raise ConfigError("prepare.shards is for kinds of data with a `Source`")
     check_outside_root(Path(address), root, "prepare.shards")
     part = Part.read("prepare", options.part, options.of)
     report = datamodule.source.publish(
@@ -208,7 +208,7 @@ def _describe_readable(report: Mapping[str, Any]) -> str:
     unit = next((unit for unit in ("images", "volumes") if unit in report), "files")
     text = f"{report.get(unit, 'all')} {unit} readable"
     if report.get("skipped"):
-        text += f", {report['skipped']} left out"
+        text += f", {report['skipped']} skipped"
     splits = [split for split in SPLITS if f"{split}_{unit}" in report]
     if splits:
         counts = " / ".join(str(report[f"{split}_{unit}"]) for split in splits)

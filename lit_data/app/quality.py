@@ -96,14 +96,14 @@ def describe_threshold(scores: Mapping[str, Any]) -> str:
     alarms = read_number(scores, "val/false_alarms")
     if not good or alarms is None:
         return ""
-    risk = f"about {_bound(alarms, good)} of new good images may be called defective"
+    risk = f"about {_bound(alarms, good)} of new good images may count as defective"
     defective = read_number(scores, "val/defective_images")
     misses = read_number(scores, "val/misses")
     if not defective or misses is None:
-        return f"threshold by {good:.0f} good validation images: {risk}"
+        return f"threshold from {good:.0f} good validation images: {risk}"
     return (
-        f"threshold by {good:.0f} good and {defective:.0f} defective validation images: {risk}, and "
-        f"about {_bound(misses, defective)} of new defective ones missed"
+        f"threshold from {good:.0f} good and {defective:.0f} defective validation images: "
+        f"{risk}, and about {_bound(misses, defective)} of new defective ones missed"
     )
 
 
@@ -159,7 +159,7 @@ def _judge_images(
     if "good" not in classes:
         total = sum(map(sum, counts))
         right = sum(row[number] for number, row in enumerate(counts))
-        text = f"the model takes {right / total:.0%} of the images for what they are"
+        text = f"the model classifies {right / total:.0%} of the images correctly"
         return f"{text} ({right} of {total} in {stage})", 1 - right / total >= _BAD
     good = classes.index("good")
     good_images = sum(counts[good])
@@ -172,7 +172,7 @@ def _judge_images(
         share = f"finds {hits / defective_images:.0%} of the defective images"
         shares.append(f"{share} ({hits} of {defective_images} in {stage})")
     if good_images:
-        share = f"calls {alarms / good_images:.0%} of the good images defective"
+        share = f"marks {alarms / good_images:.0%} of the good images as defective"
         shares.append(f"{share} ({alarms} of {good_images} in {stage})")
     sentence = f"the model {' and '.join(shares)}{_describe_ranking(evidence.scores, stage)}"
     if 0 < defective_images < _FEW:
@@ -206,7 +206,10 @@ def _list_cures(evidence: Evidence) -> Iterator[str]:
     """Yield what may help, by what the run was trained with."""
     auroc = read_number(evidence.scores, "test/image_auroc")
     if auroc is not None and auroc >= _RANKS_WELL:
-        yield "another threshold, of predict.image_threshold or calibrate, as images are ranked well"
+        yield (
+            "set another threshold with predict.image_threshold or calibrate, because images "
+            "are ranked well"
+        )
     model = _as_mapping(evidence.config.get("model"))
     data = _as_mapping(evidence.config.get("data"))
     trains_by_steps = not str(model.get("_target_")).endswith(_ONE_PASS)
@@ -214,13 +217,16 @@ def _list_cures(evidence: Evidence) -> Iterator[str]:
     if trains_by_steps and isinstance(epochs, int) and 0 < epochs < _FEW_EPOCHS:
         yield f"train longer than {epochs} epochs, such as trainer.max_epochs={5 * epochs}"
     if data.get("size_px") is not None:
-        yield f"small defects vanish where images are scaled: raise data.size_px={data['size_px']}"
+        yield (
+            "small defects vanish when images are scaled down: raise "
+            f"data.size_px={data['size_px']}"
+        )
     elif data.get("scale") is not None:
-        yield f"small defects vanish where images are scaled: raise data.scale={data['scale']}"
+        yield f"small defects vanish when images are scaled down: raise data.scale={data['scale']}"
     counts = Counter(kind != "good" for split, kind in evidence.splits if split == "train" and kind)
     count = counts[True] if trains_by_steps else counts[False]
     if 0 < count < _FEW_TO_LEARN:
-        yield f"give more images to learn from than {count} {'defective' if trains_by_steps else 'good'} ones"
+        yield f"train on more than {count} {'defective' if trains_by_steps else 'good'} images"
     if _as_mapping(model.get("net")).get("weights", "") is None:
         yield "start from a pretrained net, see docs/pretrained.md"
     if not trains_by_steps:

@@ -100,7 +100,7 @@ def check_record(record: object, path: Path) -> Mapping[str, Any]:
             _check_plain(key, value)
     except ValueError as error:
         raise StoreError(
-            f"{path} is damaged: what it says of its training cannot be read: {error}"
+            f"{path} is damaged: the record of its training cannot be read: {error}"
         ) from error
     return record
 

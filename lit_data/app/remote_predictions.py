@@ -57,7 +57,7 @@ class RemoteFolder:
         name = path.relative_to(self.path).as_posix()
         fault = find_fault(name)
         if fault is not None or name not in self.sizes:
-            raise DataError(f"{self}/{name}: {fault or 'not there any more'}; predict it again")
+            raise DataError(f"{self}/{name}: {fault or 'no longer there'}; predict it again")
         path.parent.mkdir(parents=True, exist_ok=True)
         with (
             explaining_server(_KEY),
@@ -137,8 +137,8 @@ class RemoteFolder:
             self.sizes.update(server.list_sizes(""))
             if FINGERPRINT in self.sizes and not goes_on:
                 raise ConfigError(
-                    f"{_KEY}={self} holds predictions: go on with predict.resume=true, or name "
-                    "another address"
+                    f"{_KEY}={self} holds predictions: resume with predict.resume=true, or "
+                    "choose another address"
                 )
             if not is_first_rank():
                 return set()
@@ -165,6 +165,6 @@ class RemoteFolder:
             content = server.read(FINGERPRINT, _MOST_BYTES)
         if json.loads(content) != json.loads(path.read_bytes()):
             raise StoreError(
-                f"{self} holds predictions of other weights or options too, which began at the same "
-                "time: predict both anew, at two addresses"
+                f"{self} holds predictions of other weights or options too, started at the same "
+                "time: predict both again, at two addresses"
             )

@@ -152,7 +152,7 @@ def _split(address: str, key: str) -> tuple[str, str]:
     """Return the folder of a file and its name."""
     folder, _, name = address.rpartition("/")
     if not name or not is_remote(folder):
-        raise ConfigError(f"{key}={address} names no file: write s3://BUCKET/FOLDER/FILE")
+        raise ConfigError(f"{key}={address} does not name a file: write s3://BUCKET/FOLDER/FILE")
     return folder, name
 
 

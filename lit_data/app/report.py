@@ -286,4 +286,4 @@ def add_report(cfg: DictConfig, folder: Path) -> None:
         # A run is worth more than its page: whatever goes wrong here is logged, and that is all.
         log.debug("report: %s", write_report([folder]))
     except Exception:
-        log.exception("no report could be written of %s", folder)
+        log.exception("cannot write a report of %s", folder)

@@ -28,10 +28,10 @@ from lit_data.core.plain import check_number, measure_yaml, parse_yaml
 _HELP = """\
 usage: lit-data rerun RUN [key=value ...] [--cwd FOLDER] [--package NAME] [--print]
 
-Starts the run again, or the sweep, with its own command line; what is typed behind RUN comes on top. RUN may
-be at an address. A run that was started in another folder needs --cwd FOLDER, from which relative paths are read and
-written. Type again what decides which code runs: --package, and words of Hydra itself such as hydra/launcher=slurm, and
-what writes outside of paths.runs or sends results to a server. --print shows the command line and stops."""
+Starts a run or a sweep again with its command line. Options after RUN override those of the run. RUN may be an
+address. If the run was started in another folder, give --cwd FOLDER, from which relative paths are read and written.
+Repeat options that decide which code runs (--package, and Hydra's own, such as hydra/launcher=slurm), that write
+outside of paths.runs or that send results to a server. --print shows the command line and exits."""
 
 
 _BUILT = ("paths", "data", "model")
@@ -109,17 +109,17 @@ def read_started(run: Path) -> Started:
         config = _read_yaml(run, config_file)
     except FileNotFoundError as error:
         raise DataError(
-            f"{run} is no run and no sweep of lit_data: there is no {hydra_file} in it"
+            f"{run} is neither a run nor a sweep of lit_data: it has no {hydra_file}"
         ) from error
     except (OSError, DataError, YAMLError, RecursionError) as error:
-        raise DataError(f"{run} does not say how it was started: {first_line(error)}") from error
+        raise DataError(f"{run} does not record how it was started: {first_line(error)}") from error
     typed = as_dict(hydra.get("overrides")).get("task")
     command = config.get("command")
     runtime = as_dict(hydra.get("runtime"))
     model = as_dict(runtime.get("choices")).get("model")
     if not isinstance(typed, list) or not isinstance(command, str):
         raise DataError(
-            f"{run} does not say how it was started: its configuration is not one of lit_data"
+            f"{run} does not record how it was started: its configuration is not from lit_data"
         )
     folder = Path(str(runtime.get("cwd")))
     flags = find_config_dir(hydra)  # --config-dir FOLDER for each; the last one counts
@@ -152,7 +152,9 @@ def read_config(run: Path) -> DictConfig:
     path = run / ".hydra/config.yaml"
     cfg = _load_config(path)
     if not all(isinstance(cfg.get(name), DictConfig) for name in _BUILT):
-        raise DataError(f"{show_path(path)} is no configuration of a fit, with {', '.join(_BUILT)}")
+        raise DataError(
+            f"{show_path(path)} is not the configuration of a fit, with {', '.join(_BUILT)}"
+        )
     return cfg
 
 
@@ -170,7 +172,7 @@ def _load_config(path: Path) -> DictConfig:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{show_path(path)} cannot be read: {reason}") from error
     if not isinstance(cfg, DictConfig):
-        raise ConfigError(f"{show_path(path)} holds no keys, as the configuration of a run does")
+        raise ConfigError(f"{show_path(path)} holds no keys, unlike the configuration of a run")
     return cfg
 
 
@@ -255,8 +257,8 @@ def choose_folder(started: Started, words: Sequence[str], typed: str | None) -> 
         return here
     line = shlex.join(["lit-data", *words, "--cwd", str(started.folder)])
     raise ConfigError(
-        f"the run was started in {show_path(started.folder)}, and you are in {here}: to write there "
-        f"type {escape(line)}; --cwd . stays here"
+        f"the run was started in {show_path(started.folder)}, and you are in {here}: type "
+        f"{escape(line)} to write there, or --cwd . to write here"
     )
 
 
@@ -313,7 +315,9 @@ def _read_training(command: str, run: str) -> Started:
         started = read_started(run_folder)
     if started.command != "fit" or started.sweeps:
         kind = "sweep" if started.sweeps else started.command
-        raise ConfigError(f"{command} needs the folder of a run of fit, and {run} is one of {kind}")
+        raise ConfigError(
+            f"{command} needs the folder of a run of fit, but {run} is a run of {kind}"
+        )
     return started
 
 

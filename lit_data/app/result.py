@@ -181,12 +181,12 @@ def read_summary(folder: Path) -> dict[str, Any]:
         summary = parse_json(read_text(folder, path))
     except FileNotFoundError as error:
         raise DataError(
-            f"{folder} has no summary.json: the run failed, or has not ended"
+            f"{folder} has no summary.json: the run failed or is not finished"
         ) from error
     except (OSError, DataError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     if not isinstance(summary, dict):
-        raise DataError(f"{path} is not an object of JSON")
+        raise DataError(f"{path} is not a JSON object")
     return summary
 
 

@@ -42,8 +42,8 @@ _NAMES = {
     "steps": "trainer.max_steps",
 }
 _BEGIN_ANEW = (
-    "a training with other ones begins anew: leave out resume and ckpt, and start from the weights "
-    "with model.net.weights={start}"
+    "to train with others, start again: remove resume and ckpt, and start from the weights with "
+    "model.net.weights={start}"
 )
 
 

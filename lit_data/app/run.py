@@ -120,7 +120,7 @@ def _check_unused(cfg: DictConfig) -> None:
     """Refuse options of a sweep that are typed for a single run and cannot be used by any."""
     options = read_options(SweepOptions, cfg.get("sweep", {}), "sweep")
     if options.resume is not None:
-        raise ConfigError("sweep.resume goes on with a sweep: add -m.")
+        raise ConfigError("sweep.resume resumes a sweep: add -m.")
 
 
 def name_experiment(hydra: Engine, command: str, overrides: Sequence[str]) -> list[str]:
@@ -185,8 +185,8 @@ def build_training(
         is_shared = os.environ.get("WORLD_SIZE", "1") != "1" or cfg.resume == AUTO
         if is_shared and has_new_folder(cfg):
             raise ConfigError(
-                "further processes and later starts need the same run folder, and the time names a new "
-                "one in each: give paths.run=FOLDER"
+                "other processes and later starts need the same run folder, but each would name "
+                "a new one by its time: set paths.run=FOLDER"
             )
         if has_new_folder(cfg):
             with read_write(cfg.hydra):
@@ -257,7 +257,7 @@ def _describe_next(cfg: DictConfig, flags: Sequence[str]) -> str:
     line = shlex.join(["lit-data", cfg.command, *flags, *words])
     line = " ".join([line, *(show_override(key, value) for key, value in changes.items())])
     goes_on = changes or cfg.command == "prepare"
-    start = "go on with" if goes_on else "nothing is left to go on with, start again with"
+    start = "resume with" if goes_on else "there is nothing to resume, start again with"
     return f"{start}\n{line}"
 
 
@@ -310,7 +310,7 @@ def _check_folder(cfg: DictConfig, key: str) -> None:
     """
     if Path(cfg.paths.run).absolute() != Path(cfg.hydra.runtime.output_dir):
         raise ConfigError(
-            f"paths.run={cfg.paths.run} moves only a part of the run's files: give "
+            f"paths.run={cfg.paths.run} moves only some files of the run: set "
             f"{key}={cfg.paths.run}, which moves all"
         )
     folder = Path(OmegaConf.select(cfg, key)).absolute()
@@ -320,6 +320,6 @@ def _check_folder(cfg: DictConfig, key: str) -> None:
         try_writing(parent)
     except OSError as error:
         raise StoreError(
-            f"the run folder {folder} cannot be made: {parent} is not a writable folder "
+            f"the run folder {folder} cannot be created: {parent} is not a writable folder "
             f"({error.strerror}). Set paths.runs."
         ) from error

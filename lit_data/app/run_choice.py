@@ -107,22 +107,22 @@ def _list_usable(runs: Sequence[FitRun], folder: Path) -> list[FitRun]:
         flaws = Counter(run.flaw for run in runs)
         counts = ", ".join(f"{count} {flaw}" for flaw, count in flaws.items())
         raise DataError(
-            f"no run below {folder} is used by default ({counts}): run=FOLDER selects one of them"
+            f"none of the runs in {folder} is used by default ({counts}): run=FOLDER selects one"
         )
     return usable
 
 
 def _explain(best: FitRun, scored: Sequence[FitRun], usable: int) -> str:
     """Return the score of the run that is taken, and why it is that one."""
-    reason = "the newest run, as no score compares them"
+    reason = "the newest run, because no score compares them"
     if best.score is not None:
         reason = f"{best.monitor} {best.score:.4g}, the best of {len(scored)} runs on its data"
     if usable == 1:
         score = "" if best.score is None else f"{best.monitor} {best.score:.4g}, "
         reason = f"{score}the only run that finished"
         if not best.has_ended:
-            reason = f"{score}the only run, which has not ended"
-    return f"{reason}; run=FOLDER takes another"
+            reason = f"{score}the only run, which is not finished"
+    return f"{reason}; run=FOLDER selects another"
 
 
 def _read_run(folder: Path, written: Written) -> FitRun:
@@ -158,7 +158,7 @@ def _find_flaw(folder: Path, summary: dict[str, Any] | None, hydra: dict[str, An
     flaws = {
         "for debugging": as_dict(as_dict(hydra.get("runtime")).get("choices")).get("debug"),
         "failed": summary is None and (has_failed or job.get("status") in _ENDED_BADLY),
-        "worse than another of its sweep": winner is not None and job.get("number") != winner,
+        "worse than another run of its sweep": winner is not None and job.get("number") != winner,
     }
     return next((flaw for flaw, is_so in flaws.items() if is_so), "")
 

@@ -66,13 +66,13 @@ def check_typed(cfg: DictConfig, overrides: Sequence[str]) -> None:
         return
     cure = ""
     if cfg.command == "fit":
-        cure = f", or go on with it by resume={AUTO}"
+        cure = f", or resume it with resume={AUTO}"
     elif _was_started(folder, cfg.command, overrides):
         return
     elif cfg.command == "predict":
-        cure = ", or go on with it by predict.resume=true"
+        cure = ", or resume it with predict.resume=true"
     raise ConfigError(
-        f"hydra.run.dir={folder} holds another run already: name a folder of its own{cure}"
+        f"hydra.run.dir={folder} already holds another run: choose another folder{cure}"
     )
 
 

@@ -61,7 +61,7 @@ def _refuse_ranks(work: str) -> None:
     launcher, launched = find_launcher()
     if launched > 1:
         raise ConfigError(
-            f"{work} runs in one process, and {launched} were started: start it without {launcher}"
+            f"{work} runs in one process, but {launched} were started: start it without {launcher}"
         )
 
 
@@ -83,7 +83,7 @@ def _has_ranks(trainer: Trainer) -> bool:
     name, launched = find_launcher()
     if launched > 1:
         raise ConfigError(
-            f"{name} started {launched} processes, and this trainer predicts in one: add "
+            f"{name} started {launched} processes, but this trainer predicts in one: add "
             f"trainer=ddp for GPUs or trainer=ddp_cpu, or start predict without {name}"
         )
     return False

@@ -47,10 +47,10 @@ def choose_experiment(tree: ConfigTree, words: Sequence[str]) -> str:
             raise ConfigError(
                 f"no experiment is chosen, and {show_path(root or '')} looks like {name}: {line}"
             )
-    where = "" if root is None else f", and {show_path(root)} looks like none"
+    where = "" if root is None else f", and {show_path(root)} does not look like any"
     raise ConfigError(
         f"no experiment is chosen{where}: add experiment=NAME, one of {', '.join(experiments)}; "
-        "lit-data --help tells what each is for"
+        "lit-data --help describes them"
     )
 
 
@@ -64,9 +64,9 @@ def _read_experiment(ckpt: str | None, run: str | None, experiments: Sequence[st
     record = read_record(checkpoint)
     name = "" if record is None else str(record["experiment"])
     if name not in experiments:
-        fault = "does not tell its experiment"
+        fault = "does not record its experiment"
         if name:
-            fault = f"is of {escape(name)}, which is not here"
+            fault = f"is from {escape(name)}, which does not exist here"
         raise ConfigError(
             f"{show_path(checkpoint)} {fault}: add experiment=NAME, or --config-dir FOLDER with yours"
         )

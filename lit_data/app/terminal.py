@@ -175,10 +175,10 @@ def describe_duration(trainer: Trainer, batch_s: float, steps_a_batch: float) ->
     total_s = min(filter(math.isfinite, limits_s), default=0.0)
     if total_s < _WORTH_SAYING_S:
         return ""
-    text = f"about {_round(total_s)} in all"
+    text = f"about {_round(total_s)} in total"
     if epoch_s < total_s:
-        text = f"about {_round(epoch_s)} an epoch, {_round(total_s)} in all"
-    return f"{text}, less if it is stopped early," if is_stopped_early else text
+        text = f"about {_round(epoch_s)} per epoch, {_round(total_s)} in total"
+    return f"{text}, less with early stopping," if is_stopped_early else text
 
 
 def _round(seconds: float) -> str:

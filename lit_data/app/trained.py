@@ -120,8 +120,8 @@ def _require_root(data: DictConfig, record: Mapping[str, Any], checkpoint: Path)
     if trained_root is not None and "root" in data and data.root is None:
         raise ConfigError(
             f"{checkpoint} was trained on {trained_root}, and no data.root is given: set "
-            f"{show_override('data.root', trained_root)} or another folder, data.root=null for a "
-            "synthetic dataset. `lit-data test RUN` takes the data of the run"
+            f"{show_override('data.root', trained_root)} or another folder, or data.root=null "
+            "for a synthetic dataset. `lit-data test RUN` uses the data of the run"
         )
 
 
@@ -136,12 +136,12 @@ def _report_other_kind(cfg: DictConfig, record: Mapping[str, Any], checkpoint: P
     experiment = escape(record["experiment"])
     if kind.startswith(_OUR_KINDS) and trained_kind.startswith(_OUR_KINDS):
         raise ConfigError(
-            f"{checkpoint} is of the experiment {experiment} ({trained_kind}), and the command line "
-            f"chooses {cfg.name} ({kind}): write experiment={experiment}, or name the checkpoint by "
-            "ckpt=FILE without an experiment"
+            f"{checkpoint} is from the experiment {experiment} ({trained_kind}), but the command "
+            f"line chooses {cfg.name} ({kind}): write experiment={experiment}, or give ckpt=FILE "
+            "without an experiment"
         )
     log.warning(
-        "%s was trained with %s, and here data come from %s", checkpoint, trained_kind, kind
+        "%s was trained with %s, but the data here come from %s", checkpoint, trained_kind, kind
     )
 
 
@@ -234,7 +234,7 @@ def _take_splits(data: DictConfig, table: Path, typed: set[str]) -> None:
     is_chosen = any(f"data.{name}" in typed for name in _SPLITTING)
     if data.get("root") is None or "splits" not in data or is_chosen or not table.is_file():
         return
-    log.info("splits as in the training: %s", show_override("data.splits", str(table)))
+    log.info("the same splits as in training: %s", show_override("data.splits", str(table)))
     data.splits = str(table)
 
 
@@ -273,8 +273,8 @@ def warn_of_other_data(
     )
     if differences:
         log.warning(
-            "these images are unlike those that the model was trained on (%s): %s. Is it the right "
-            "run? ckpt=PATH or run=FOLDER chooses another",
+            "these images differ from those that the model was trained on (%s): %s. Is this the "
+            "right run? ckpt=PATH or run=FOLDER selects another",
             escape(str(record.get("root") or "a synthetic dataset")),
             "; ".join(differences),
         )

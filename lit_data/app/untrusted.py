@@ -112,7 +112,7 @@ def open_inside(folder: Path, path: Path, *, most_bytes: int = _MOST_BYTES) -> B
         OSError: It is missing, a link, no regular file, or too large.
     """
     if not path.parent.resolve().is_relative_to(folder.resolve()):
-        raise OSError(errno.ELOOP, "it lies behind a link", str(path))
+        raise OSError(errno.ELOOP, "it is behind a link", str(path))
     try:
         file = open_regular(path, links=False)
     except DataError as error:

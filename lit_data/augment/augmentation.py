@@ -129,7 +129,7 @@ class Augmentation(nn.Module, ABC):
         """Apply drawn numbers; called without gradient and without autocast."""
 
     def check_layers(self, *, masks: bool, boxes: bool) -> None:
-        """Refuse layers that would stay where they are while images move; by default none would.
+        """Refuse layers that would not move with the images; by default all move.
 
         Args:
             masks: There are masks on the images.
@@ -140,10 +140,10 @@ class Augmentation(nn.Module, ABC):
         """
 
     def margin_px(self, patch_px: Size) -> tuple[int, int]:
-        """Return the pixels that a patch must be read larger by, so that no padding is seen.
+        """Return the pixels that a patch must be read larger by, so that no padding is visible.
 
         Args:
-            patch_px: (height, width) that shall come out, by a crop to it.
+            patch_px: (height, width) of the result, by a crop to it.
 
         Returns:
             Pixels above and below, and left and right.
@@ -172,9 +172,8 @@ class Augmentation(nn.Module, ABC):
 class Compiled(Augmentation):
     """An augmentation that is compiled at its first batch, and again for each new batch shape.
 
-    It joins the small steps of Kornia. On a CPU it takes the place of OpenCV too, so measure
-    whether it pays there. Needs a C++ compiler, on a GPU Triton. Pixels stay the same within
-    rounding.
+    It fuses the small steps of Kornia. On a CPU it also replaces OpenCV, so measure whether it is
+    faster there. Needs a C++ compiler, or Triton on a GPU. Pixels stay the same within rounding.
 
     Args:
         augmentation: The augmentation.

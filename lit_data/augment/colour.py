@@ -32,13 +32,12 @@ class ColourJitter(Augmentation):
     ``ultralytics/cfg/default.yaml``).
 
     Args:
-        hue: Largest turn of the hue either way, as a fraction of the color circle, up to 0.5.
+        hue: Largest shift of the hue either way, as a fraction of the color circle, up to 0.5.
         saturation: Saturation is multiplied by a factor in [1 - saturation, 1 + saturation].
         value: The same for the value (the largest of R, G and B).
 
     Raises:
-        ConfigError: An argument is out of its range; later, that images have another number of
-            channels than 3.
+        ConfigError: An argument is out of its range; later, images do not have 3 channels.
     """
 
     def __init__(self, *, hue: float = 0.015, saturation: float = 0.7, value: float = 0.4) -> None:
@@ -79,7 +78,7 @@ class ColourJitter(Augmentation):
             return layers
         if layers.images.shape[1] != _RGB:
             raise ConfigError(
-                f"images have {layers.images.shape[1]} channels: colors need the three of RGB; set "
+                f"images have {layers.images.shape[1]} channels: color changes need RGB; set "
                 "hue, saturation and value of the augmentation to 0"
             )
         turn, saturation, value = (2 * draws[_KEY] - 1).unbind(dim=1)

@@ -61,29 +61,28 @@ class ExternalTransform(Augmentation):
     the host, so that they are the same for any device. Boxes travel as the points of their corners.
     Transforms of ``torchvision.transforms.v2`` get all of them too; each draws once for a batch, so
     that ``seed_per="sample"`` lets samples differ. Any other module is called with (images, masks)
-    if its ``forward`` takes two arguments, else with images alone.
+    if its ``forward`` takes two arguments, else only with images.
 
-    A module that may move pixels, and would leave masks or boxes where they are, is refused as soon
-    as there are any.
+    A module that may move pixels but not masks or boxes is refused if there are any.
 
-    The seeds come back to the host before the call, so this waits for the device once a batch,
-    which the other augmentations do not.
+    The seeds are copied to the host before the call, so this waits for the device once per batch,
+    unlike the other augmentations.
 
     Args:
         module: A Kornia augmentation or container, a list of augmentations to run in turn, or any
             other module.
         seed_per: `batch`: one seed from (seed, epoch, the indices of the batch), so a sample's
             result depends on the batch it is in; the parts of a batch that is split have the seed
-            of the whole. `sample`: each sample goes through by itself, with a seed from (seed,
+            of the whole. `sample`: each sample is augmented separately, with a seed from (seed,
             epoch, its index): slower, but the same for any number of ranks, batch size and after a
             resume.
-        moves_pixels: False says that a module nobody knows changes values alone, so that masks and
-            boxes may stay where they are.
+        moves_pixels: False declares that an unknown module changes only values, so masks and boxes
+            need not move.
         min_box_px: Smallest height and width of a box that is kept.
         min_box_visible: Smallest fraction of a moved box in the output, for it to be kept.
 
     Raises:
-        ConfigError: An argument is of the wrong kind; later, that masks or boxes cannot be moved or
+        ConfigError: An argument has the wrong type; later, masks or boxes cannot be moved, or
             results do not fit.
     """
 
@@ -161,12 +160,13 @@ class ExternalTransform(Augmentation):
             return
         cure = ""
         if not is_kornia(part) and not is_torchvision(part):
-            cure = ", or moves_pixels=false if it changes values alone"
+            cure = ", or moves_pixels=false if it changes only values"
             if layer == "masks":
                 cure = f"{cure}, or let its forward take (images, masks)"
         raise ConfigError(
-            f"augment: {_describe(part)} may move pixels, and would leave {layer} where they are: take a transform of "
-            f"lit_data.augment, kornia.augmentation or torchvision.transforms.v2 that moves {layer}{cure}"
+            f"augment: {_describe(part)} may move pixels, and would not move {layer} with them: "
+            "use a transform of lit_data.augment, kornia.augmentation or "
+            f"torchvision.transforms.v2 that moves {layer}{cure}"
         )
 
     def run(self, layers: Layers) -> Layers:

@@ -124,7 +124,7 @@ class Geometry(Augmentation):
         return self.moves_whole_pixels and not (any(self.flips) or self.turn or self.shift_px)
 
     def margin_px(self, patch_px: Size) -> Size:
-        """Return the pixels that a patch must be read larger by, so that no padding is seen.
+        """Return the pixels that a patch must be read larger by, so that no padding is visible.
 
         The patch comes out of the middle of the larger one. For shear and perspective this is a
         bound, for the rest the exact number, rounded up.

@@ -30,12 +30,12 @@ _CPU = torch.device("cpu")
 class HostTransform(Augmentation):
     """A transform that changes each sample in the worker which reads it, before the batch is made.
 
-    Nothing of it is left to do on the device. It draws from global generators, which are seeded
+    Nothing is left to do on the device. It draws from global generators, which are seeded
     for each sample by (seed, epoch, index), so a sample is the same in any worker, batch and rank,
     and after a resume.
 
     Args:
-        transforms: What is run; pickled where workers are not forked.
+        transforms: What is run; pickled if workers are not forked.
 
     Raises:
         ConfigError: It cannot be pickled.
@@ -47,8 +47,9 @@ class HostTransform(Augmentation):
             pickle.dumps(transforms)
         except Exception as error:  # of many kinds
             raise ConfigError(
-                f"augment: the transforms cannot be sent to worker processes ({first_line(error)}): "
-                "put functions and classes into a module of yours in place of lambdas"
+                "augment: the transforms cannot be sent to worker processes "
+                f"({first_line(error)}): put functions and classes into a module instead of "
+                "lambdas"
             ) from error
 
     @property
@@ -66,7 +67,7 @@ class HostTransform(Augmentation):
         return {}
 
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
-        """Leave a batch as it is, whose samples were changed already."""
+        """Leave a batch as it is, because its samples were changed already."""
         return layers
 
     @abstractmethod
@@ -190,7 +191,8 @@ class Albumentations(HostTransform):
 
     Args:
         transforms: A list of transforms, a pipeline as ``A.to_dict`` gives it, or a YAML or JSON
-            file that ``A.save`` wrote. Of a ``Compose`` its ``bbox_params`` say which boxes stay.
+            file that ``A.save`` wrote. The ``bbox_params`` of a ``Compose`` decide which boxes are
+            kept.
         min_box_px: Smallest height and width of a box that is kept.
         min_box_visible: Smallest fraction of a moved box in the output, for it to be kept.
 
@@ -217,7 +219,7 @@ class Albumentations(HostTransform):
         for step in steps:
             if not isinstance(step, library.BasicTransform | library.BaseCompose):
                 raise ConfigError(
-                    f"augment: {step!r:.80} is no transform of albumentations: write "
+                    f"augment: {step!r:.80} is not a transform of albumentations: write "
                     "{_target_: albumentations.HorizontalFlip, p: 0.5}"
                 )
         super().__init__(steps)
@@ -236,8 +238,8 @@ class Albumentations(HostTransform):
                 known = {each.name for each in getattr(leaf, "_targets", ())}
                 if known and target not in known:
                     raise ConfigError(
-                        f"augment: {type(leaf).__name__} of albumentations moves pixels and no "
-                        f"{target.lower()}: leave it out"
+                        f"augment: {type(leaf).__name__} of albumentations moves pixels but not "
+                        f"{target.lower()}: remove it"
                     )
         if boxes and self._moving:
             self._boxed = self._compose(bbox_params=self._box_params)
@@ -277,8 +279,8 @@ class Torchvision(HostTransform):
         min_box_visible: Smallest fraction of a moved box in the output, for it to be kept.
 
     Raises:
-        ConfigError: They are no modules, or cannot be pickled; later, masks or boxes would stay
-            where they are.
+        ConfigError: They are not modules, or cannot be pickled; later, masks or boxes would not
+            move with the image.
     """
 
     def __init__(
@@ -385,16 +387,19 @@ def _check_fields(fields: Mapping[str, FieldSpec]) -> None:
     image = fields.get("image")
     if image is None or len(image.shape) != 3:
         raise ConfigError(
-            "augment: transforms that run in the workers need the pixels there: set data.cache=store, or "
-            "take an augmentation of the device, such as augment=segmentation"
+            "augment: transforms that run in the workers need the pixels there: set "
+            "data.cache=store, or use an augmentation on the device, such as "
+            "augment=segmentation"
         )
     if image.dtype not in (*_WHOLE, "float32"):
-        raise ConfigError(f"augment: transforms take no {image.dtype}: set data.read.as_float=true")
+        raise ConfigError(
+            f"augment: transforms do not accept {image.dtype}: set data.read.as_float=true"
+        )
     for name, field in fields.items():
         if name not in ("image", "mask") and len(field.shape) > 1:
             raise ConfigError(
-                f"augment: transforms that run in the workers would leave '{name}' where it is: take an "
-                "augmentation of the device, such as augment=flips"
+                f"augment: transforms that run in the workers would not move '{name}' with the "
+                "image: use an augmentation on the device, such as augment=flips"
             )
 
 
@@ -407,8 +412,9 @@ def _check_result(name: str, changed: Any, stored: Array) -> None:  # noqa: ANN4
     if not isinstance(changed, np.ndarray) or changed.dtype != stored.dtype:
         kind = getattr(changed, "dtype", type(changed).__name__)
         raise ConfigError(
-            f"augment: a transform makes {name}s {kind}, which were {stored.dtype}: leave out Normalize, "
-            "ToFloat and ToTensorV2, as batches are scaled to 0..1 and become tensors anyway"
+            f"augment: a transform makes {name}s {kind}, which were {stored.dtype}: remove "
+            "Normalize, ToFloat and ToTensorV2, because batches are scaled to 0..1 and become "
+            "tensors anyway"
         )
     if changed.shape != stored.shape:
         sizes = [" x ".join(map(str, shape)) for shape in (changed.shape, stored.shape)]

@@ -35,7 +35,7 @@ class MixUp(Augmentation):
     come from its own stream; the image that becomes its partner depends on the batch. A batch of
     one sample stays as it is.
 
-    Where boxes are mixed this waits for the device, because their number changes.
+    If boxes are mixed, this waits for the device, because their number changes.
 
     Args:
         probability: Fraction of the samples that are blended.
@@ -61,14 +61,14 @@ class MixUp(Augmentation):
     def draw_keys(self) -> tuple[str, ...]:
         """``augment_mixup`` [B, 2] float32: the weight of the sample itself, and its partner.
 
-        The weight is 1 where the sample is not blended. The partner is a number in [0, 1), which
+        The weight is 1 if the sample is not blended. The partner is a number in [0, 1), which
         `transform` spreads over the other samples of the batch.
         """
         return (_KEY,)
 
     @property
     def takes_bytes(self) -> bool:
-        """True where no sample changes; see `Augmentation`."""
+        """True if no sample changes; see `Augmentation`."""
         return self.is_off
 
     @property
@@ -90,7 +90,7 @@ class MixUp(Augmentation):
         if self.is_off or samples == 1:
             return layers
         if layers.masks is not None:
-            raise ConfigError("MixUp has no meaning for masks: leave it out")
+            raise ConfigError("MixUp is not defined for masks: remove it")
         weight, choice = draws[_KEY].unbind(dim=1)
         sample = torch.arange(samples, device=weight.device)
         # The product can round up to the number of the other samples.

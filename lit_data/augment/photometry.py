@@ -171,8 +171,8 @@ def _cut_window(drawn: Planes, height_px: int, width_px: int) -> tuple[Planes, n
 class Photometry(Augmentation):
     """Brightness and sharpness of images; masks and boxes stay.
 
-    In this order: blur, contrast, gain, offset, gamma, noise; then values are cut to 0..1. A change
-    of 0 is left out, and with all at 0 no pixel is touched. With g a uniform number from [-1,
+    In this order: blur, contrast, gain, offset, gamma, noise; then values are clipped to 0..1. A
+    change of 0 is skipped, and with all at 0 no pixel changes. With g a uniform number from [-1,
     1], an image x becomes ``((x - mean) * (1 + contrast * g) + mean) * (1 + gain * g) + offset *
     g``, raised to ``1 + gamma * g``.
 
@@ -183,15 +183,15 @@ class Photometry(Augmentation):
         gamma: Largest change of the exponent.
         blur_px: Largest standard deviation of a Gaussian blur; each image draws its own from [0,
             blur_px].
-        noise: Largest standard deviation of added noise, in units of the 0..1 value range; each
-            image draws its own from [0, noise].
-        probability: Of each of these changes to touch an image, drawn for each of them apart.
-        registered: All channels of a sample share their numbers, as in one exposure; each has its
+        noise: Largest standard deviation of added noise, in units of the 0..1 value range; drawn
+            for each image from [0, noise].
+        probability: That each of these changes is applied to an image, drawn separately for each.
+        registered: All channels of a sample use the same numbers, as in one exposure; each has its
             own noise.
 
     Raises:
         ConfigError: A size is negative, gain, contrast or gamma is not below 1, or the probability
-            is none.
+            is not valid.
     """
 
     def __init__(

@@ -22,13 +22,13 @@ from lit_data.core.types import Size, Stage
 
 
 def as_augmentation(value: object) -> Augmentation | None:
-    """Return the augmentation that a value of the user stands for.
+    """Return the augmentation for a value that the user gave.
 
     Args:
         value: An augmentation, any other torch module (see `ExternalTransform`), or none.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: It is neither.
     """
     if value is None or isinstance(value, Augmentation):
         return value
@@ -48,8 +48,8 @@ def stage_augmentations(value: object, batch_keys: Collection[str]) -> dict[Stag
         batch_keys: Of the samples: ``mask`` and ``boxes`` move with their images.
 
     Raises:
-        ConfigError: A stage is unknown, or a value is no augmentation, or leaves masks or boxes
-            where they are.
+        ConfigError: A stage is unknown, or a value is not an augmentation, or does not move masks
+            or boxes.
     """
     values: Mapping[Any, object] = value if isinstance(value, Mapping) else {"train": value}
     augmentations: dict[Stage, Augmentation] = {}
@@ -72,8 +72,8 @@ class Pipeline(Augmentation):
         steps: Augmentations; other torch modules become `ExternalTransform`.
 
     Raises:
-        ConfigError: A step is no augmentation, or two are of one kind: they would draw the same
-            numbers.
+        ConfigError: A step is not an augmentation, or two have the same type and would draw the
+            same numbers.
     """
 
     def __init__(self, steps: Sequence[nn.Module]) -> None:
@@ -148,8 +148,8 @@ class StripeAugment(Pipeline):
     """Flips, turns by 90 degrees and whole-pixel shifts, then gain and noise.
 
     The geometry moves whole pixels only, so pixel values and masks keep their set of values. Beyond
-    its edges a patch is reflected. Samples that are not square turn by
-    180 degrees only. See `stripe_augment` for one that does more.
+    its edges a patch is reflected. Samples that are not square rotate by 180 degrees only. See
+    `stripe_augment` for one that does more.
 
     Args:
         flip: Mirror left-right and top-bottom, each with probability 1/2.
@@ -158,8 +158,8 @@ class StripeAugment(Pipeline):
             misregistration of the opposite sign, which taught a net to overlook thin scratches
             (test average precision of the stripe experiment 0.79 with 4 px, 0.92 without).
         gain: Each image is multiplied by a factor in [1 - gain, 1 + gain].
-        noise: Largest standard deviation of the added noise, in units of the 0..1 value range; each
-            image draws its own from [0, noise].
+        noise: Largest standard deviation of the added noise, in units of the 0..1 value range;
+            drawn for each image from [0, noise].
 
     Raises:
         ConfigError: A size is negative, or gain is not below 1.
@@ -200,8 +200,8 @@ def stripe_augment(
     """Augment target, references and mask: one geometry for all, an exposure for each image.
 
     `StripeAugment` is the part of it that copies whole pixels. Rotation and scale interpolate,
-    which also softens thin defects. The ranges are small on purpose and were not tuned: parts that
-    are inspected lie and are lit almost alike.
+    which also softens thin defects. The ranges are small on purpose and were not tuned: inspected
+    parts have almost the same position and lighting.
 
     Args:
         flip: Mirror left-right and top-bottom, each with probability 1/2.
@@ -265,8 +265,8 @@ def detection_augment(
     Defaults are those of ultralytics (``ultralytics/cfg/default.yaml``: ``fliplr`` 0.5, ``scale``
     0.5, no rotation, shear or perspective, ``hsv_h`` 0.015, ``hsv_s`` 0.7, ``hsv_v`` 0.4); its
     ``translate`` of 0.1 is a tenth of the side, here 32 px for 320. Its gray border is 0 here: a
-    mirrored object would have no box. As there, samples that are blended have each been moved by
-    themselves, and share their colors.
+    mirrored object would have no box. As there, blended samples are moved separately, and have the
+    same color changes.
 
     Args:
         flip_left_right: Mirror left-right with probability 1/2.
@@ -325,7 +325,7 @@ def segmentation_augment(
     Ranges of nnU-Net (``nnUNetTrainer.get_training_transforms``): scale 0.7 to 1.4, brightness and
     contrast 0.75 to 1.25, blur up to 1 px, and the 15 degrees it rotates oblong patches by. Its
     gamma of 0.7 to 1.5 is 0.7 to 1.3 here. As there, each change touches 10 to 30 % of the samples:
-    where all are changed, a short run learns less.
+    if all are changed, a short run learns less.
 
     Args:
         flip: Mirror left-right and top-bottom, each with probability 1/2.

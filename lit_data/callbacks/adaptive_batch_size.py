@@ -37,43 +37,43 @@ _COUNTS = {"ooms", "base", "batch_size"}
 
 
 class AdaptiveBatchSize(CopiedCallback):
-    """Repeats a batch that runs out of memory in halves, and grows again after clean steps.
+    """Runs a batch that ran out of memory again in halves, and grows again after clean steps.
 
     In training, an out-of-memory error in transfer, augmentation, forward or backward undoes what
     the step did to gradients, buffers, metrics, logged values, attributes of the
     LightningModule and random generators, and runs it again in smaller micro-batches. The gradient
     is the mean over the samples, as for the whole batch (the loss must be a mean over its samples),
-    and the optimizer steps once, so ``global_step``, schedule and learning rate are those of a run
-    that never failed. Batch norm sees micro-batches. Validation, test and prediction are split
-    likewise, their outputs joined in order; predictions that cannot be joined are refused, and those
-    whose samples may lie in several dimensions have them in the first. An error within the
+    and the optimizer steps once, so ``global_step``, schedule and learning rate are the same as
+    without the failure. Batch norm sees micro-batches. Validation, test and prediction are split
+    likewise, their outputs joined in order; predictions that cannot be joined are refused, and
+    those whose samples may lie in several dimensions have them in the first. An error within the
     optimizer's own step ends the run.
 
-    Attributes are those of the module, its parts and objects that it holds, with all that lies in
-    lists, dicts, sets, arrays and tensors there. What is too large to be copied in each step, and
-    iterators, cannot be put back, which is said once.
+    Attributes are those of the module, its parts and objects that it holds, including lists, dicts,
+    sets, arrays and tensors. Iterators, and values too large to copy in each step, cannot be
+    restored, which is logged once.
 
-    Hooks of module and callbacks get each batch whole, on its device, and what they change in it
-    reaches the step: micro-batches are cut out of it. Where a transfer hook gives it a form that
-    cannot be cut, each micro-batch is moved anew. A batch that leaves no room for its step on the
-    device lies on the host, for hooks too, which is said once.
+    Hooks of module and callbacks get each whole batch, on its device, and their changes reach the
+    step: micro-batches are cut out of it. If a transfer hook returns a batch that cannot be split,
+    each micro-batch is transferred again. A batch that leaves too little memory for its step on the
+    device stays on the host, for hooks too, which is logged once.
 
-    The size is halved at a failure and doubled after clean steps, or goes half way to what failed:
-    that is never reached again, unless there is more memory than there was then. A resumed run goes
-    on with the sizes that were found, within its own limits; another `initial_size`, or in `resize`
-    another batch size of the loader, begins anew.
+    The size is halved after a failure and doubled after clean steps, or raised half way to the size
+    that failed, which is not used again unless more memory is available. A resumed run keeps the
+    sizes that were found, within its own limits; another `initial_size`, or in `resize` another
+    batch size of the loader, starts the search again.
 
     Batches may be of any form that `lit_data.core.batch_form` can read: stacked tensors, lists with one
-    entry for each sample, dicts with ``batch_idx``, dataclasses. One that could be read in two ways
-    is refused where it has to be split; ``slice_batch(batch, start, stop)`` of the LightningModule
-    or its datamodule, with ``count_samples(batch)`` where that is unclear too, cuts any other.
+    entry for each sample, dicts with ``batch_idx``, dataclasses. An ambiguous batch is refused if
+    it has to be split; for any other form, write ``slice_batch(batch, start, stop)`` in the
+    LightningModule or its datamodule, and ``count_samples(batch)`` if the number of samples is
+    unclear.
 
-    With manual optimisation nobody but the module knows how its losses belong together. One that
-    cuts its batches itself, as `GANModule` does, gets a smaller ``micro_batch_size``
-    (`MicroBatchModule` says what it needs); for any other the error passes, and a note says so. On
-    several ranks (DDP), each finishes its gradient alone, then they meet; hooks that communicate
-    within a step, such as ``self.log(..., on_step=True, sync_dist=True)``, would not find each
-    other and are not supported.
+    With manual optimization only the module knows how its losses belong together. A module that
+    splits its batches itself, as `GANModule` does, gets a smaller ``micro_batch_size`` (see
+    `MicroBatchModule`); for any other the error is raised, with a note. On several ranks (DDP),
+    each rank finishes its gradient alone before they synchronize; hooks that communicate within a
+    step, such as ``self.log(..., on_step=True, sync_dist=True)``, are not supported.
 
     Logged with the Trainer's ``log_every_n_steps``:
 
@@ -84,12 +84,12 @@ class AdaptiveBatchSize(CopiedCallback):
     - ``batch/lr_factor``: factor of the learning rate (`resize`).
 
     Args:
-        mode: `split` cuts batches and leaves the effective batch alone; `resize` moves the loader's
-            batch size, and splits only what is too large already.
-        initial_size: Samples at once to begin with; by default the whole batch.
+        mode: `split` splits batches and keeps the effective batch size; `resize` changes the
+            loader's batch size, and splits only batches that are already too large.
+        initial_size: Samples at once at the start; by default the whole batch.
         min_size: Fewest samples at once, in `resize` the smallest batch.
         max_size: Most samples at once, in `resize` the largest batch.
-        grow_after: Steps without an error before a larger size is tried; none never grows (`split`
+        grow_after: Steps without an error before a larger size is tried; None: never (`split`
             only).
         grow_below: In `resize`, fraction of the memory below which the batch may grow.
         shrink_above: In `resize`, fraction of the memory above which the batch shrinks.
@@ -122,7 +122,8 @@ class AdaptiveBatchSize(CopiedCallback):
         check_choice("mode", mode, get_args(Mode))
         if mode == "resize" and grow_after is None:
             raise ConfigError(
-                "grow_after=None with mode='resize': memory is looked at every grow_after steps, so give one"
+                "grow_after=None with mode='resize': memory is checked every grow_after steps, "
+                "so set grow_after"
             )
         self.mode = mode
         self.limits = SizeLimits(initial_size, min_size, max_size, grow_after)
@@ -148,7 +149,8 @@ class AdaptiveBatchSize(CopiedCallback):
         is_automatic = pl_module.automatic_optimization
         if trainer.world_size > 1 and not is_automatic:
             log.warning(
-                "AdaptiveBatchSize leaves manual optimisation on several ranks alone: errors pass through"
+                "AdaptiveBatchSize does not handle manual optimization on several ranks: "
+                "out-of-memory errors are raised"
             )
             return
         replay = self._install(trainer, pl_module)
@@ -214,9 +216,9 @@ class AdaptiveBatchSize(CopiedCallback):
                 exception.add_note(self._replay.unclear)
             elif is_manual and not isinstance(pl_module, MicroBatchModule):
                 exception.add_note(
-                    f"AdaptiveBatchSize repeats no step of {type(pl_module).__name__}, which has "
-                    "manual optimisation: lower data.loader.batch_size, or let the module add its "
-                    "gradients up in micro-batches, as GANModule does"
+                    f"AdaptiveBatchSize cannot repeat steps of {type(pl_module).__name__}, which "
+                    "uses manual optimization: lower data.loader.batch_size, or let the module "
+                    "accumulate its gradients in micro-batches, as GANModule does"
                 )
         self._uninstall()
 
@@ -253,7 +255,7 @@ class AdaptiveBatchSize(CopiedCallback):
         return summary
 
     def leaves_on_host(self, batch: Any) -> bool:  # noqa: ANN401 - any form
-        """Return True for a batch under way whose pieces alone reach the device, and their augmentation."""
+        """Return True if only micro-batches of the current batch reach the device."""
         active = self._replay.active if self._replay is not None else None
         return active is not None and active.whole is None and active.host is batch
 

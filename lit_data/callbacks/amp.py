@@ -35,7 +35,7 @@ _REMEDY = (
 class AMP(UndoneCallback):
     """Mixed precision for a plain ``Trainer()``: bf16, fp16 with a loss scale, or fp32.
 
-    ``auto`` is bf16 where that is fast (see `lit_data.core.devices.has_fast_bf16`), else fp16 on CUDA
+    ``auto`` is bf16 if that is fast (see `lit_data.core.devices.has_fast_bf16`), else fp16 on CUDA
     and fp32 elsewhere; a Trainer that sets the precision itself keeps it. Only the steps of
     training, validation, test and prediction run under autocast. At the end the Trainer gets its
     own plugin back.
@@ -46,22 +46,22 @@ class AMP(UndoneCallback):
     - ``amp/skipped_steps``: how many optimizer steps torch's GradScaler skipped so far, because a
       gradient was not finite. Without fp16 no step is skipped.
     - ``amp/grad_norm``: L2 norm of the gradients over all parameters of the optimizers that stepped
-      in this batch (where one stepped more than once: of its last step), unscaled, before clipping;
-      not finite in a skipped step.
+      in this batch (the last step, if one stepped more than once), unscaled, before clipping; not
+      finite in a skipped step.
 
-    What the steps found stays on the device until the Trainer logs, or the epoch ends. Then skipped
-    steps are logged with their batches (when gradients are accumulated, the whole window), and it is
-    decided whether to fall back.
+    Results of the steps stay on the device until the Trainer logs, or the epoch ends. Then skipped
+    steps are logged with their batches (with gradient accumulation, the whole window), and the
+    callback decides whether to fall back.
 
     Compute a gradient penalty from float32 inputs under ``torch.autocast(device_type,
     enabled=False)``: ``torch.autograd.grad`` itself is subject to autocast, too.
 
-    Several optimizers (manual optimisation) share one loss scale, which may change at each of their
+    Several optimizers (manual optimization) share one loss scale, which may change at each of their
     steps: call ``manual_backward`` for one of them after the step of the one before.
 
-    A checkpoint holds the loss scale (under Lightning's key: a run can go on with
-    ``Trainer(precision="16-mixed")`` and the other way round), the counts, and the precision the
-    run fell back to, in which it goes on unless another `precision` is configured now.
+    A checkpoint holds the loss scale (under Lightning's key: a run can resume with
+    ``Trainer(precision="16-mixed")`` and vice versa), the counts, and the precision the run fell
+    back to, in which it resumes unless another `precision` is configured now.
 
     Args:
         precision: ``auto``, ``bf16``, ``fp16`` or ``fp32``.
@@ -69,17 +69,16 @@ class AMP(UndoneCallback):
             inputs, and all modules below them.
         init_scale: First loss scale (fp16).
         growth_interval: The loss scale doubles after so many steps without overflow (fp16).
-        fall_back_after: Give a precision up once so many steps of one optimizer in a row were
-            skipped (fp16), or the loss of so many batches in a row was not finite (bf16, fp32), and
-            the row still lasts when it is read.
-        fall_back_to: ``auto``: bf16 where that is fast, else fp32; ``bf16`` or ``fp32``: that one;
-            ``raise``: stop with an error. If none of these is left, this is logged and training goes
-            on.
+        fall_back_after: Fall back after this many consecutive skipped steps of one optimizer
+            (fp16), or consecutive batches without a finite loss (bf16, fp32), if the series has not
+            ended when it is read.
+        fall_back_to: ``auto``: bf16 if that is fast, else fp32; ``bf16`` or ``fp32``: that one;
+            ``raise``: stop with an error. If none is left, this is logged and training continues.
 
     Raises:
         ConfigError: A value is out of range; in `setup` and later: the Trainer mixes precisions
-            itself, the device knows no autocast, or there is no submodule of a name.
-        LitDataError: `fall_back_to` is ``raise``, and it is time to.
+            itself, the device has no autocast, or a submodule does not exist.
+        LitDataError: `fall_back_to` is ``raise``, and a fallback is needed.
     """
 
     of_run = MappingProxyType(
@@ -128,7 +127,9 @@ class AMP(UndoneCallback):
         is_float32_already = self.precision == "fp32" and trainer.precision == "32-true"
         if (self.precision == "auto" or is_float32_already) and _sets_precision(trainer):
             self._plugin = None
-            rank_zero_info(f"AMP: left to Trainer(precision={trainer.precision!r})")
+            rank_zero_info(
+                f"AMP: the precision is that of Trainer(precision={trainer.precision!r})"
+            )
             return
         replaced_plugin = _find_replaceable(trainer)
         device_type = trainer.strategy.root_device.type
@@ -261,7 +262,7 @@ class AMP(UndoneCallback):
         self._logged_precision = precision
         reason = "chosen automatically" if self.precision == "auto" else "as configured"
         if self._fallen_to:
-            reason = "fallen back to"
+            reason = "as a fallback"
         log.info("AMP: %s on %s, %s", precision, self._active.device, reason)
 
     def _metrics(self) -> dict[str, float]:
@@ -323,7 +324,7 @@ class AMP(UndoneCallback):
         text = f"AMP: {self.fall_back_after} or more {problem} in {precision}"
         if _has_finite_weights(pl_module):
             return text
-        return f"{text} and the weights are not finite: go on from a checkpoint"
+        return f"{text} and the weights are not finite: resume from a checkpoint"
 
 
 def _find_replaceable(trainer: Trainer) -> LightningPrecision:
@@ -336,15 +337,16 @@ def _find_replaceable(trainer: Trainer) -> LightningPrecision:
     plugin = trainer.strategy.precision_plugin
     if type(plugin).__module__.startswith("pytorch_lightning."):
         raise ConfigError(
-            "AMP: this Trainer is that of pytorch_lightning, and lightning's plugin does not clip the gradients of its "
-            "modules - write `import lightning.pytorch as pl`, the same release under the other name, or leave AMP out "
-            "and set Trainer(precision='bf16-mixed')"
+            "AMP: this Trainer is that of pytorch_lightning, and lightning's plugin does not "
+            "clip the gradients of its modules - write `import lightning.pytorch as pl`, the "
+            "same release under the other name, or remove AMP and set "
+            "Trainer(precision='bf16-mixed')"
         )
     if type(plugin) is not LightningPrecision:
         raise ConfigError(
-            f"AMP: Trainer(precision={trainer.precision!r}) sets the precision by {type(plugin).__name__} already"
-            " - allowed: '32-true', which is the default, and no other plugin - leave that out, or this callback "
-            "(callbacks.amp=null)"
+            f"AMP: Trainer(precision={trainer.precision!r}) sets the precision by "
+            f"{type(plugin).__name__} already - allowed: '32-true', which is the default, and no "
+            "other plugin - remove that, or this callback (callbacks.amp=null)"
         )
     return plugin
 

@@ -36,9 +36,9 @@ _MOST_ENDED = 64
 class DataWaitMonitor(CopiedCallback):
     """Measures how long training waits for data, transfer, augmentation and the model.
 
-    Left out are the steps after which an epoch or a validation began or a checkpoint was taken. On
-    a CUDA device the parts are the device's time in some of the steps, else the host's time in all
-    of them; the device is never waited for. Every part is of this rank.
+    Steps before the start of an epoch or a validation, or before a checkpoint, are not measured. On
+    a CUDA device the times are the device's in some of the steps, else the host's in all of them;
+    nothing waits for the device. All times are of this rank.
 
     Logged with the Trainer's ``log_every_n_steps``, over the steps since the last time:
 
@@ -59,10 +59,10 @@ class DataWaitMonitor(CopiedCallback):
     - ``time/other_s``: the rest: zeroing gradients, schedulers, other callbacks, loggers, the
       Trainer
 
-    At the end of training, also of one that fails, one sentence says what limits the run, in which
-    precision the model ran if not in float32, and whether the device has bf16 that was not used
-    (unless the callback AMP was told a precision);
-    and ``throughput.png`` shows samples per second, batch size and the fractions of the parts.
+    At the end of training, even if it failed, one sentence states what limits the run, the
+    precision of the model if it was not float32, and whether the device has bf16 that was not used
+    (unless AMP was given a precision); and ``throughput.png`` shows samples per second, batch size
+    and the fractions of the parts.
 
     Args:
         path: Folder of the plot; by default that of the Trainer's logger, never the working folder.

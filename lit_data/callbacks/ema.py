@@ -33,34 +33,34 @@ _Tensors = Mapping[str, Tensor]
 class EMA(UndoneCallback):
     """Exponential moving average of the weights (Polyak and Juditsky, 1992), for any module.
 
-    Weights of single steps jump: from one epoch to the next a net may lose most of what it finds.
-    Their average does not, and is ahead of them by as much as a falling learning rate would bring.
-    After optimizer step n it becomes ``d * average + (1 - d) * weights`` with ``d = min(decay, (1 +
-    n) / (10 + n))``, so that it forgets the first steps of a short run too (as
-    ``tf.train.ExponentialMovingAverage``). Running statistics of batch normalisation are averaged
-    as the weights are; all other buffers are those of the module. The average is kept in float32 or
-    better: in bfloat16 small steps would not move it.
+    Weights of single steps vary: from one epoch to the next, the scores of a net may drop sharply.
+    Their average is stable, and gains about as much as a falling learning rate would. After
+    optimizer step n it becomes ``d * average + (1 - d) * weights`` with ``d = min(decay, (1 + n) /
+    (10 + n))``, so it also forgets the first steps of a short run (as
+    ``tf.train.ExponentialMovingAverage``). Running statistics of batch normalization are averaged
+    like the weights; all other buffers are those of the module. The average is kept in float32 or
+    better: in bfloat16 small steps would be lost.
 
     The module holds the average while validation runs, in all hooks, and while the Trainer saves a
-    checkpoint of any kind; and after training, also after one that an error or Ctrl-C ended. In
-    between it holds the weights of the last step. A
-    resumed run goes on with these, which a checkpoint holds as well, unless it is one of weights
-    only. Unlike Lightning's ``EMAWeightAveraging`` it leaves thresholds and counters alone, and
-    tied weights stay tied.
+    checkpoint of any kind; and after training, even if an error or Ctrl-C ended it. In between it
+    holds the weights of the last step. A resumed run continues with these, which a checkpoint also
+    holds, unless it holds only weights. Unlike Lightning's ``EMAWeightAveraging`` it leaves
+    thresholds and counters alone, and tied weights stay tied.
 
     Args:
-        decay: Part of the average that stays at each step; about ``1 / (1 - decay)`` steps count.
+        decay: Fraction of the average kept at each step; it averages about ``1 / (1 - decay)``
+            steps.
 
     Raises:
-        ConfigError: The decay is not between 0 and 1; later, that the strategy spreads the weights
-            over the ranks, or that another callback averages them too.
+        ConfigError: The decay is not between 0 and 1; later, the strategy shards the weights across
+            ranks, or another callback averages them too.
     """
 
     of_run = MappingProxyType({"_undo": ExitStack})
 
     def __init__(self, decay: float = 0.99) -> None:
         if not 0 < decay < 1:
-            raise ConfigError(f"EMA: decay={decay} must lie between 0 and 1, such as 0.99")
+            raise ConfigError(f"EMA: decay={decay} must be between 0 and 1, such as 0.99")
         self.decay = decay
         self._step_count = 0
         self._global_step = 0
@@ -120,7 +120,8 @@ class EMA(UndoneCallback):
         except Exception as problem:  # a device that an error broke answers with that error
             self._undo.close()
             log.warning(
-                "EMA: the module keeps the weights of its last step, as the average cannot be read: %s: %s",
+                "EMA: the module keeps the weights of its last step, because the average cannot "
+                "be read: %s: %s",
                 type(problem).__name__,
                 problem,
             )
@@ -230,8 +231,8 @@ class EMA(UndoneCallback):
 def _refuse_spread(trainer: Trainer) -> None:
     if isinstance(trainer.strategy, FSDPStrategy | DeepSpeedStrategy | ModelParallelStrategy):
         raise ConfigError(
-            f"EMA: {type(trainer.strategy).__name__} spreads the weights over the ranks, and none of them could "
-            "average them: set callbacks.ema=null"
+            f"EMA: {type(trainer.strategy).__name__} shards the weights across the ranks, so no "
+            "rank can average them: set callbacks.ema=null"
         )
 
 
@@ -240,8 +241,8 @@ def _refuse_others(callback: Callback, trainer: Trainer) -> None:
         averages = isinstance(other, EMA | WeightAveraging | StochasticWeightAveraging)
         if averages and other is not callback:
             raise ConfigError(
-                f"EMA: {type(other).__name__} averages the weights too, and each would overwrite what the other keeps: "
-                "leave one of them out"
+                f"EMA: {type(other).__name__} averages the weights too, and each would overwrite "
+                "the other's average: remove one of them"
             )
 
 

@@ -30,25 +30,26 @@ _CHECKED_STEPS = 10
 class EmptyCache(UndoneCallback):
     """Empties torch's cache of device memory; on the CPU returns free heap (glibc).
 
-    This makes room where sizes change, such as between training and validation, and costs time: the
-    memory has to be asked for again. Releases that would take more than `max_cost_fraction` are
-    left out, which is logged once.
+    This frees memory when sizes change, such as between training and validation, and costs time,
+    because the memory must be allocated again. Releases that would take more than
+    `max_cost_fraction` are skipped, which is logged once.
 
-    Logged with the Trainer's ``log_every_n_steps`` where there was a release since the last time:
+    Logged with the Trainer's ``log_every_n_steps`` if there was a release since the last time:
 
-    - ``cache/freed_bytes``: memory given back since the last time, in bytes: what was reserved on
-      the device before, less what was after; on the CPU the resident set of this process
+    - ``cache/freed_bytes``: memory released since the last time, in bytes: reserved memory on the
+    device before minus after; on the CPU the resident set of this process
     - ``cache/seconds``: time it took, in seconds, garbage collection included
 
     Args:
-        every_n_steps: After so many training batches; none: not for that reason.
+        every_n_steps: After this many training batches; None: not for that reason.
         around_validation: Before and after each validation.
-        after: Methods of the LightningModule after each call of which to release, such as one that
+        after: Methods of the LightningModule; memory is released after each call, such as one that
             samples images or computes metrics; ``"checkpoint"`` means after a checkpoint was
             written.
-        unused_fraction: When a larger fraction of what is reserved, 0 to 1, is in no tensor right
-            before a backward, where a step holds the most; looked at in every 10th training batch.
-            It has no effect on the CPU, where torch reserves nothing. None: not for that reason.
+        unused_fraction: Release if a larger fraction of the reserved memory, 0 to 1, is in no
+            tensor right before a backward, when a step uses the most; checked every 10th training
+            batch. It has no effect on the CPU, where torch reserves nothing. None: not for that
+            reason.
         collect_garbage: Run Python's garbage collection first, which frees tensors in reference
             cycles.
         max_cost_fraction: Fraction of the training time so far, 0 to 1, that all releases together
@@ -150,7 +151,7 @@ class EmptyCache(UndoneCallback):
             self._release(trainer, f"after {self.every_n_steps} training batches")
         elif self._has_much_unused:
             self._release(
-                trainer, f"as more than {self.unused_fraction:.0%} of it was in no tensor"
+                trainer, f"because more than {self.unused_fraction:.0%} of it was in no tensor"
             )
         self._has_much_unused = False
         if is_logging_step(trainer, batch_idx):
@@ -201,9 +202,8 @@ class EmptyCache(UndoneCallback):
         if not self._has_logged_limit:
             self._has_logged_limit = True
             log.info(
-                "EmptyCache leaves out releases that would take more than max_cost_fraction=%g "
-                "of the training time (now %.1f %%): release less often, "
-                "or without collect_garbage",
+                "EmptyCache skips releases that would take more than max_cost_fraction=%g of "
+                "the training time (now %.1f %%): release less often, or without collect_garbage",
                 self.max_cost_fraction,
                 100 * cost_fraction,
             )
@@ -225,7 +225,7 @@ class EmptyCache(UndoneCallback):
         if self._began_s is not None:
             self._spent_s += seconds_s
             self._last_release_s = seconds_s
-        text = f"{freed_bytes / 2**20:.0f} MiB were given back {when}, in {1000 * seconds_s:.0f} ms"
+        text = f"{freed_bytes / 2**20:.0f} MiB were released {when}, in {1000 * seconds_s:.0f} ms"
         values = {"freed_bytes": float(freed_bytes), "seconds": seconds_s}
         announce(trainer, Event("release", text, values))
 

@@ -40,9 +40,9 @@ class GradientCheckpointing(UndoneCallback):
 
     Gradients, dropout, buffers (batch norm's statistics among them) and checkpoints are those of a
     run without it. It acts while the LightningModule trains with gradients, from the start of a fit
-    to its end. What a chosen module does to anything but its buffers it does twice: hooks of
-    modules inside it, attributes, a `torch.Generator` of its own. A chosen module that took no part
-    in the first epoch is named in a warning.
+    to its end. Side effects of a chosen module, other than on its buffers, happen twice: hooks of
+    modules inside it, attributes, its own `torch.Generator`. A warning names chosen modules that
+    were not called in the first epoch.
 
     Args:
         modules: Names of submodules as in ``named_modules()``, or patterns (``*``, ``?``,
@@ -50,9 +50,9 @@ class GradientCheckpointing(UndoneCallback):
             without theirs.
 
     Raises:
-        ConfigError: Not a list of names (the empty name, the LightningModule itself, is none); at
-            the start of a fit, a name or pattern that fits no submodule, a container without a
-            forward pass, or a module that lies inside another chosen one.
+        ConfigError: Not a list of names (the empty name, the LightningModule itself, is not
+            allowed); at the start of a fit, a name or pattern that matches no submodule, a
+            container without a forward pass, or a module inside another chosen one.
     """
 
     of_run = MappingProxyType({"_undo": ExitStack})
@@ -61,8 +61,8 @@ class GradientCheckpointing(UndoneCallback):
         is_list = not isinstance(modules, str) and len(modules) > 0
         if not is_list or not all(isinstance(name, str) and name for name in modules):
             raise ConfigError(
-                f"modules={modules!r}: allowed is a list of names or patterns of submodules, such as ['encoder.*'] - "
-                "name at least one, or leave GradientCheckpointing out"
+                f"modules={modules!r}: allowed is a list of names or patterns of submodules, "
+                "such as ['encoder.*'] - name at least one, or remove GradientCheckpointing"
             )
         self.modules = tuple(modules)
         self._undo = ExitStack()
@@ -83,8 +83,8 @@ class GradientCheckpointing(UndoneCallback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._idle and trainer.is_global_zero:
             log.warning(
-                "GradientCheckpointing: %s took no part in training, so nothing was saved there; "
-                "name modules that are called themselves",
+                "GradientCheckpointing: %s was not called in training, so it saved no memory; "
+                "name modules that are called directly",
                 _quote(sorted(self._idle)),
             )
         self._idle.clear()
@@ -114,8 +114,9 @@ def _choose_modules(root: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Mo
         if not matches:
             nearest = get_close_matches(pattern, modules, n=3, cutoff=0.3) or list(modules)[:3]
             raise ConfigError(
-                f"modules: {pattern!r} fits no submodule of {type(root).__name__} - allowed are names of its "
-                f"named_modules() and patterns for each part of them - the nearest: {_quote(nearest)}"
+                f"modules: {pattern!r} matches no submodule of {type(root).__name__} - allowed "
+                "are names of its named_modules() and patterns for each part of them - the "
+                f"nearest: {_quote(nearest)}"
             )
         for name in matches:
             module = modules[name]
@@ -144,8 +145,8 @@ def _check_inside(module: nn.Module, name: str, chosen: Mapping[int, str]) -> No
     for inner in inner_modules:
         if id(inner) in chosen:
             raise ConfigError(
-                f"modules: {chosen[id(inner)]!r} lies inside {name!r}, which would run it three times - choose one of "
-                "them"
+                f"modules: {chosen[id(inner)]!r} is inside {name!r}, which would run it three "
+                "times - choose one of them"
             )
 
 
@@ -164,8 +165,9 @@ def _watch_inputs(call: Callable[..., Any], name: str) -> Callable[..., Any]:
         output = call(*args, **kwargs)
         if [tensor._version for tensor in inputs] != versions:
             raise ConfigError(
-                f"GradientCheckpointing: {name!r} changes its input in place, so its forward cannot be repeated: set "
-                f"inplace=False in its first layer, or leave {name!r} out of modules"
+                f"GradientCheckpointing: {name!r} changes its input in place, so its forward "
+                f"cannot be repeated: set inplace=False in its first layer, or remove {name!r} "
+                "from modules"
             )
         return output
 

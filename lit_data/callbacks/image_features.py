@@ -89,9 +89,7 @@ def open_extractor(extractor: Extractor | nn.Module, weights: str | None) -> tup
         else:
             net, suffix = _open_inception(weights), ""
     if weights is not None and extractor != "inception":
-        raise ConfigError(
-            f"weights={weights!r} are read for extractor='inception' alone: leave them out"
-        )
+        raise ConfigError(f"weights={weights!r} are only for extractor='inception': remove them")
     return net.eval().requires_grad_(False), suffix
 
 
@@ -163,7 +161,7 @@ def _open_inception(weights: str | None) -> nn.Module:
         torch.load(weights, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
         raise ConfigError(
-            f"weights={weights!r} is not a file of weights alone: {first_line(error)}"
+            f"weights={weights!r} is not a file that holds only weights: {first_line(error)}"
         ) from error
     try:
         return _Inception(

@@ -33,36 +33,36 @@ class ImageMetrics(Callback):
     returns [count, C, H, W] float32 in 0..1 on the host; batches hold real images [B, C, H, W] in
     0..1.
 
-    - ``train/fid_small``, ``train/kid_small``: against the first `count` training images, as the
-      model got them, every `every_n_steps` training batches and at the end of the training. No
-      unit; 0 is best, and KID, which has no bias, may be a little below.
+    - ``train/fid_small``, ``train/kid_small``: against the first `count` training images, as seen
+      by the model, every `every_n_steps` training batches and at the end of the training. No unit;
+      0 is best, and KID, which is unbiased, may be slightly negative.
     - ``val/fid_small``, ``val/kid_small``, ``test/...``: against the first `count` images of the
       split, at the end of each validation and test.
 
     They are also in ``trainer.callback_metrics``, for ModelCheckpoint and EarlyStopping. The names
-    end in ``_small`` with the small fixed net, in nothing with Inception (``fid``, ``kid``: the
-    numbers of papers, if `count` is theirs), and in ``_`` and the class's name with a net of your
-    own. FID of few images is too large: compare runs of equal `count` only. Not a number where a
-    model generates values that are not finite.
+    end in ``_small`` with the small fixed net, have no suffix with Inception (``fid``, ``kid``:
+    comparable to papers with the same `count`), and end in ``_`` and the class name with your own
+    net. FID of few images is too large: compare only runs of equal `count`. NaN if the model
+    generates values that are not finite.
 
-    Real images are looked at once. On several ranks each takes its part of them, and all generate
-    the same images. After a resume real training images are taken anew, from the batches that come
-    then.
+    Features of real images are computed once. On several ranks each rank processes its part of
+    them, and all generate the same images. After a resume, real training images are taken again
+    from the next batches.
 
     Args:
-        every_n_steps: Training batches from one measurement to the next; none: in validation and
-            test alone.
-        count: Real images, and generated ones.
+        every_n_steps: Training batches from one measurement to the next; None: only in validation
+            and test.
+        count: Number of real and of generated images.
         extractor: ``small``, ``inception``, or a net from images [B, 3, H, W] float32 in 0..1 to
             features [B, D].
         weights: File of Inception's weights.
         batch_size: Images at once, for generating them and for their features.
-        key: Of the images in a batch that is a dict; in another one the first tensor of four
-            dimensions is taken.
+        key: Key of the images if a batch is a dict; otherwise the first tensor with four dimensions
+            is used.
         seed: Of the generated images.
 
     Raises:
-        ConfigError: An argument is out of range, the weights are not there, or (at the start) the
+        ConfigError: An argument is out of range, the weights do not exist, or (at the start) the
             module has no such method; later: a batch has no images.
     """
 

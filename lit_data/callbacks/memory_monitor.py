@@ -47,7 +47,7 @@ _PEAKS = {
 
 
 class MemoryMonitor(UndoneCallback):
-    """Measures memory, warns of growth, and reports what held it when it ran out.
+    """Measures memory, warns of growth, and reports what used it when it ran out.
 
     Logged every `every_n_steps` training batches, whatever the Trainer's ``log_every_n_steps``, and
     at the start and the end of each validation, test and prediction:
@@ -58,27 +58,28 @@ class MemoryMonitor(UndoneCallback):
       memory again
     - ``memory/peak_bytes``: most that was allocated since the last measurement of a training batch
     - ``memory/fragmentation``: fraction of the reserved memory that is in no tensor, 0 to 1
-    - ``memory/free_bytes``: what the device, on the CPU the machine or container, could still give
-    - ``memory/limit_bytes``: that, and what is reserved
+    - ``memory/free_bytes``: still available on the device, or on the CPU in the machine or
+    container
+    - ``memory/limit_bytes``: the sum of that and the reserved memory
     - ``memory/rss_bytes``: resident memory of this process
-    - ``memory/pss_bytes``: resident memory of this process and all below it, shared pages counted
-      once; less often where reading takes long (`memory.record.TreeReader`), never where the
-      system does not tell
+    - ``memory/pss_bytes``: resident memory of this process and its children, shared pages counted
+    once; less often if reading is slow (`memory.record.TreeReader`), never if the system does not
+    provide it
     - ``memory/shared_bytes``: of that, shared memory (/dev/shm, memfd)
     - ``memory/pinned_bytes``: page-locked by torch's allocator, not by others; with CUDA only
 
     Logged at the end of each training epoch from the fifth that was measured on
     (`lit_data.callbacks.memory.record.Growth`):
 
-    - ``memory/growth_bytes_per_epoch``: of ``pss_bytes``, of ``rss_bytes`` where the system does
-      not tell
+    - ``memory/growth_bytes_per_epoch``: growth of ``pss_bytes``, or of ``rss_bytes`` if the system
+    does not provide it
     - ``memory/allocated_growth_bytes_per_epoch``: of ``allocated_bytes``
 
-    Each rank logs its own. The first one has the ranks that Lightning's launcher started in its
-    tree, and writes into the folder `path`: ``memory.png``, all of this over time, at the end of
+    Each rank logs its own values. The first rank includes the ranks that Lightning's launcher
+    started, and writes into the folder `path`: ``memory.png``, all of this over time, at the end of
     ``fit`` and after an error; and after an out-of-memory error, also one that another callback
     recovers from, ``oom-<n>.txt`` with the largest tensors and their owners and, on CUDA, torch's
-    summary of its allocator, at most 5 in a run. Peaks and counts go on after a resume.
+    summary of its allocator, at most 5 in a run. Peaks and counts continue after a resume.
 
     Args:
         every_n_steps: Training batches from one measurement to the next.
@@ -87,8 +88,8 @@ class MemoryMonitor(UndoneCallback):
         leak_bytes_per_epoch: Growth above which a warning is logged, once for the host and once for
             the device.
         snapshot: Record each allocation on CUDA with its line of code, and write ``oom-<n>.pickle``
-            too, torch's snapshot, for https://docs.pytorch.org/memory_viz. Costs some microseconds
-            for each allocation.
+            too, torch's snapshot, for https://docs.pytorch.org/memory_viz. Costs a few microseconds
+            per allocation.
         plot: Write ``memory.png``.
 
     Raises:
@@ -264,7 +265,9 @@ class MemoryMonitor(UndoneCallback):
     def measured(self) -> MemoryRecord:
         """Measurements since the setup."""
         if self._record is None:
-            raise RuntimeError("MemoryMonitor measures from its setup on, which a Trainer calls")
+            raise RuntimeError(
+                "MemoryMonitor has not been set up: give it to a Trainer, which does that"
+            )
         return self._record
 
     def _sample(self, moment: Moment = "step") -> dict[str, float]:

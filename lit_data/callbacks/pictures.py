@@ -57,9 +57,9 @@ def check_sampling(module: LightningModule, owner: str) -> None:
     """
     if not callable(getattr(module, "sample_images", None)):
         raise ConfigError(
-            f"{owner}: {type(module).__name__} has no method "
-            "sample_images(count, *, seed, batch_size), which returns [count, C, H, W] float32 "
-            f"in 0..1: write one, or leave {owner} out"
+            f"{owner}: {type(module).__name__} has no method sample_images(count, *, seed, "
+            "batch_size), which returns [count, C, H, W] float32 in 0..1: write one, or remove "
+            f"{owner}"
         )
 
 

@@ -247,9 +247,9 @@ def _find_submodules(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
             known_names = list(named)[1:]
             nearest = difflib.get_close_matches(name, known_names, cutoff=0.3) or known_names[:3]
             raise ConfigError(
-                f"AMP: keep_fp32 has {name!r}, which is no submodule of {type(model).__name__} - "
-                "allowed: names as in its named_modules() - the nearest: "
-                f"{', '.join(nearest) or 'no submodule'}"
+                f"AMP: keep_fp32 has {name!r}, which is not a submodule of "
+                f"{type(model).__name__} - allowed: names as in its named_modules() - the "
+                f"nearest: {', '.join(nearest) or 'no submodule'}"
             )
         for other, module in named.items():
             if f"{other}.".startswith(f"{name}."):
@@ -283,8 +283,8 @@ def choose_precision(precision: Precision | Literal["auto"], device_type: str) -
         return "fp16" if device_type == "cuda" else "fp32"
     if precision != "fp32" and device_type not in _AUTOCAST:
         raise ConfigError(
-            f"AMP: precision is {precision!r} on the device {device_type!r} - allowed: there 'auto' "
-            f"and 'fp32', others on {', '.join(_AUTOCAST)} - use 'auto'"
+            f"AMP: precision is {precision!r} on the device {device_type!r} - allowed there: "
+            f"'auto' and 'fp32', others on {', '.join(_AUTOCAST)} - use 'auto'"
         )
     if (precision, device_type) == ("fp16", "cpu"):
         log.warning(

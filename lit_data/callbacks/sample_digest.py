@@ -44,19 +44,18 @@ class _ComingBatch(NamedTuple):
 class SampleDigest(Callback):
     """SHA-256 of the training samples as the model received them, after synthesis and augmentation.
 
-    Each sample is hashed by itself and the digests are added modulo 2**256, so the result does not
-    depend on the batch size, on the order or on the number of ranks, only on which samples were
-    trained and on every byte of them. Hashing reads each sample back to the host (about 1 ms per
-    MB), therefore the bound. From a GPU a batch comes back while its step is under way, and is
-    hashed in a later one, so that the host does not wait.
+    Each sample is hashed separately and the digests are added modulo 2**256, so the result depends
+    only on the bytes of the training samples, not on batch size, order or number of ranks. Hashing
+    copies each sample back to the host (about 1 ms per MB), so it is limited to `max_samples`. From
+    a GPU a batch is copied during its step and hashed in a later one, so the host does not wait.
 
-    Boxes, voxels and the like lie flat in a dict, with the number of each sample's under
-    ``NAME_count``: they are hashed with their sample, without the row in the batch that their first
-    column may hold. In a batch that is no dict, tensors of another length than the batch cannot be
-    told apart and are left out.
+    Boxes, voxels and the like are flat in a dict, with the number per sample under ``NAME_count``:
+    they are hashed with their sample, without the batch row that their first column may hold. If
+    the batch is not a dict, tensors whose length differs from that of the batch cannot be assigned
+    to samples and are skipped.
 
     Args:
-        max_samples: Stop after this many samples, those of all ranks together; none hashes all.
+        max_samples: Stop after this many samples of all ranks together; None hashes all.
     """
 
     def __init__(self, max_samples: int | None = 20_000) -> None:
@@ -128,7 +127,7 @@ class SampleDigest(Callback):
         callbacks = getattr(trainer, "callbacks", ())
         adaptive = [callback for callback in callbacks if isinstance(callback, AdaptiveBatchSize)]
         if any(callback.leaves_on_host(batch) for callback in adaptive):
-            self._tell("a batch that reaches the device in micro-batches alone")
+            self._tell("a batch that reaches the device only in micro-batches")
             return 0
         count = count_batch(trainer, batch)
         if not count:
@@ -137,7 +136,7 @@ class SampleDigest(Callback):
 
     def _tell(self, what: str) -> None:
         if not self._has_told:
-            log.warning("SampleDigest leaves out %s: its sum is not of all samples", what)
+            log.warning("SampleDigest skips %s, so its sum does not cover all samples", what)
         self._has_told = True
 
 

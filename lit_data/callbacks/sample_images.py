@@ -32,22 +32,22 @@ class SampleImages(Callback):
 
     For any LightningModule with a method ``sample_images(count, *, seed, batch_size)``, which
     returns [count, C, H, W] float32 in 0..1 on the host. A module with ``sweep_views(count, poses,
-    seed)`` too, which returns [count, V, C, H, W], shows some objects from the sides of the data,
-    where the datamodule has ``poses``.
+    seed)`` too, which returns [count, V, C, H, W], also shows some objects from the views of the
+    data, if the datamodule has ``poses``.
 
     Every `every_n_steps` training batches and at the end of the training it writes
-    ``images/step-<batches>.png``, and ``views-<batches>.png`` with a row for each object, and hands
-    them to the loggers that take pictures (TensorBoard, and those with a method ``log_image``) as
-    ``images/samples`` and ``images/views``. All ranks sample, for a module may be spread over them;
-    the first one writes. The random numbers of the training stay as they are.
+    ``images/step-<batches>.png``, and ``views-<batches>.png`` with a row for each object, and sends
+    them to the loggers that accept images (TensorBoard, and those with a method ``log_image``) as
+    ``images/samples`` and ``images/views``. All ranks sample, because a module may be sharded
+    across them; the first one writes. The random numbers of training do not change.
 
     Args:
         every_n_steps: Training batches from one picture to the next.
         count: Images of a picture.
-        views: ``auto``: views too, where module and data have them and they differ; ``none``.
+        views: ``auto``: also views, if module and data have them and they differ; ``none``.
         objects: Objects that are shown in views.
         path: Folder of ``images``; by default ``trainer.log_dir``, without loggers
-            ``trainer.default_root_dir``. Never the working folder: nothing is drawn there.
+            ``trainer.default_root_dir``. Nothing is written into the working folder.
         batch_size: Images generated at once.
         seed: Of the images.
 

@@ -28,18 +28,18 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 class SaveOnSignal(CopiedCallback):
     """Finishes the current step when any rank gets a stop signal, saves a checkpoint, ends the run.
 
-    The ranks agree on it after each optimizer step, whichever of them got the signal; on GPUs they
-    read what the step before has brought, so that none waits for its device, and stop one step
-    later. A validation under way is finished, because Lightning would not repeat it when the run
-    goes on. Then ``trainer.fit`` raises ``SystemExit`` with the code 130 (Ctrl-C) or 143 (SIGTERM).
+    The ranks agree after each optimizer step, whichever of them got the signal; on GPUs they read
+    the result of the step before, so nothing waits for the device, and stop one step later. A
+    running validation is finished, because Lightning would not repeat it after a resume. Then
+    ``trainer.fit`` raises ``SystemExit`` with the code 130 (Ctrl-C) or 143 (SIGTERM).
 
-    The checkpoint holds the whole state of the Trainer and is complete or not there. A second
-    Ctrl-C stops at once and saves nothing; further SIGTERMs change nothing, as launchers send
-    several. A signal that was ignored before stays ignored, and an earlier handler of SIGTERM is
-    called as well.
+    The checkpoint holds the whole state of the Trainer and is written completely or not at all. A
+    second Ctrl-C stops at once and saves nothing; further SIGTERMs are ignored, because launchers
+    send several. A signal that was ignored before stays ignored, and an earlier handler of SIGTERM
+    is called as well.
 
     Args:
-        path: The checkpoint to write, on a local or mounted disk; its folder is made where it does
+        path: The checkpoint to write, on a local or mounted disk; its folder is created if it does
             not exist.
     """
 
@@ -214,7 +214,7 @@ class SaveOnSignal(CopiedCallback):
                 if not part.exists() or (part.is_file() and part.stat().st_size == 0):
                     folder = self.path.parent
                     raise OSError(
-                        f"nothing arrived in {folder}; check its permissions and the disk"
+                        f"no checkpoint was written to {folder}; check its permissions and the disk"
                     )
                 part.replace(self.path)
         except (Exception, KeyboardInterrupt) as error:

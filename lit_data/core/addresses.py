@@ -78,12 +78,12 @@ class RemoteOptions:
         for name, most in (("connections", _MOST_CONNECTIONS), ("retries", _MOST_RETRIES)):
             value = getattr(self, name)
             if value > most:
-                raise ConfigError(f"remote.{name}={value} is not allowed: at most {most} is")
+                raise ConfigError(f"remote.{name}={value} is not allowed: the maximum is {most}")
         for name in ("backoff_s", "timeout_s"):
             value = getattr(self, name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or not 0 < value < math.inf:
-                raise ConfigError(f"remote.{name}={value!r} is not allowed: seconds above 0 are")
+                raise ConfigError(f"remote.{name}={value!r} is not allowed: give seconds above 0")
         if self.max_bytes is not None:
             check_count("remote.max_bytes", self.max_bytes, 1)
         check_choice("remote.checksums", self.checksums, (True, False))
@@ -177,12 +177,12 @@ def parse_address(root: str, key: str = "data.root") -> Address:
         raise ConfigError(f"{key}={address}: give a local folder as a plain path")
     if "?" in folder or (scheme in WEB and "#" in folder):
         raise ConfigError(
-            f"{key}={address.partition('?')[0]}: an address has nothing behind a '?' or '#'"
+            f"{key}={address.partition('?')[0]}: an address must not contain '?' or '#'"
         )
     if ".." in folder.split("/"):
         raise ConfigError(f"{key}={address}: write it without '..'")
     if not folder or (scheme in WEB and not urlsplit(f"{scheme}://{folder}").hostname):
-        raise ConfigError(f"{key}={address} names no folder: write {scheme}://PLACE/FOLDER")
+        raise ConfigError(f"{key}={address} does not name a folder: write {scheme}://PLACE/FOLDER")
     if scheme not in _STORES:  # what follows is a host, not the name of a bucket
         check_host(f"{scheme}://{folder}", key)
     return Address(scheme, folder, key)
@@ -201,9 +201,9 @@ def parse_store(address: str, key: str) -> Address:
     parsed = parse_address(address, key)
     if parsed.scheme not in _STORES:
         raise ConfigError(
-            f"{key}={parsed}: results lie in an object store (s3://, gs://, abfs://), where no file "
-            f"is seen half-written, which {parsed.scheme}:// does not promise; mount it and name "
-            "the folder"
+            f"{key}={parsed}: results need an object store (s3://, gs://, abfs://), where no "
+            f"file is ever half-written, which {parsed.scheme}:// does not guarantee; mount it "
+            "and name the folder"
         )
     return parsed
 

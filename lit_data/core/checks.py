@@ -112,7 +112,7 @@ def check_share(name: str, value: float) -> None:
         ConfigError: It is not.
     """
     if not 0 < value <= 1:
-        raise ConfigError(f"{name}={value} is a share: give a number above 0 and up to 1")
+        raise ConfigError(f"{name}={value} must be a fraction: give a number above 0 and up to 1")
 
 
 def check_fraction(name: str, value: object, largest: float = 1) -> None:
@@ -122,7 +122,7 @@ def check_fraction(name: str, value: object, largest: float = 1) -> None:
         ConfigError: It is not.
     """
     if not isinstance(value, Real) or not 0 <= float(value) <= largest:
-        raise ConfigError(f"{name}={value!r} must lie between 0 and {largest:g}")
+        raise ConfigError(f"{name}={value!r} must be between 0 and {largest:g}")
 
 
 def check_outside_root(folder: Path, root: object, key: str) -> None:
@@ -140,7 +140,7 @@ def check_outside_root(folder: Path, root: object, key: str) -> None:
         return
     if folder.resolve().is_relative_to(Path(str(root)).expanduser().resolve()):
         raise ConfigError(
-            f"{key}={folder} lies in data.root={root}, where it would be read as data: choose "
+            f"{key}={folder} is inside data.root={root}, where it would be read as data: choose "
             "another"
         )
 

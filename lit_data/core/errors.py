@@ -193,7 +193,7 @@ class Problems:
         for group in named:
             details += _describe_group(group, longest)
         if others:
-            details.append(f"{sum(map(len, others))} more of {len(others)} other causes")
+            details.append(f"{sum(map(len, others))} more with {len(others)} other causes")
         advice = _list_cures(named, has_counts=len(groups) > 1 and len(self) > _CAUSES)
         if cure:
             advice.append(cure)

@@ -156,7 +156,7 @@ def explaining(path: Path, cure: str = "set paths.runs") -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(
-            f"cannot write {show_path(path)}: {error.strerror}. Free the folder or {cure}."
+            f"cannot write {show_path(path)}: {error.strerror}. Make the folder writable or {cure}."
         ) from error
 
 

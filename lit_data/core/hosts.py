@@ -78,7 +78,7 @@ def open_socket(info: tuple[Any, ...]) -> socket.socket:
 
 def _describe(host: str) -> str:
     return (
-        f"{escape(host)[:80]} is a link-local address, at which clouds answer with credentials; no "
+        f"{escape(host)[:80]} is a link-local address, where clouds serve credentials; no "
         "request is sent there. Name the server that holds the files"
     )
 

@@ -68,13 +68,13 @@ _ARCHIVES = (
     ".pkl",
 )
 _TYPES = (
-    ("images are of a type that is not read", _IMAGES, "save them as PNG or TIFF"),
+    ("images have a type that is not read", _IMAGES, "save them as PNG or TIFF"),
     ("archives are not read", _ARCHIVES, "unpack them into files"),
     ("videos are not read", (".mp4", ".avi", ".mov", ".mkv"), "save their frames as images"),
     ("images are not volumes", _READ_IMAGES, "experiment=segmentation reads them"),
     ("volumes are not images", _READ_VOLUMES, "experiment=ct_segmentation reads them"),
     (
-        "volumes are of a type that is not read",
+        "volumes have a type that is not read",
         (".nrrd", ".mha", ".mhd", ".mgz"),
         "save them as NIfTI",
     ),
@@ -148,13 +148,13 @@ class Leftovers:
         self, split: str, names: Sequence[str], label: str, *, is_left_out: bool = False
     ) -> None:
         """Add all images of a split, none of which has a mask or a label."""
-        cure = f"add them, or choose other data.splits: without any, scores of {split} say nothing"
+        cure = f"add them, or choose other data.splits: without any, scores of {split} mean nothing"
         if is_left_out:
             cure = (
-                f"they are skipped, because nothing tells which are good: add a {label} for each, or "
-                "choose other data.splits"
+                f"they are skipped, because it is unknown which are good: add a {label} for "
+                "each, or choose other data.splits"
             )
-        self.add(f"images are all of {split} and have no {label}", names, cure)
+        self.add(f"images are all of the split {split} and have no {label}", names, cure)
 
     def extend(self, others: "Leftovers") -> None:
         """Add what another reader of the folder left over."""

@@ -57,8 +57,8 @@ def check_version(version: str = L.__version__) -> None:
     """
     if not LOWEST <= Version(Version(version).base_version) < BELOW:
         raise ConfigError(
-            f"lit_data stands on parts of Lightning that may change, and lightning {version} was "
-            f"not tested: install one from {LOWEST} to below {BELOW}"
+            f"lit_data uses parts of Lightning that may change, and lightning {version} was not "
+            f"tested: install a version from {LOWEST} to below {BELOW}"
         )
 
 

@@ -12,10 +12,10 @@ from lit_data.core.errors import DataError, LitDataError, MachineError, escape, 
 from lit_data.core.files import check_kind, open_regular
 from lit_data.core.types import PathText
 
-_AGAIN = "a disk in the network does not answer: try again"
+_AGAIN = "a network disk does not respond: try again"
 _PASSING = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "the machine has no more open files to give: end other programs",
+    errno.ENFILE: "the machine has reached its limit of open files: stop other programs",
     errno.ENOMEM: "memory ran out: give this process more, or fewer workers",
 } | dict.fromkeys(
     (
@@ -154,7 +154,9 @@ class Rationed(RawIOBase):
         size = self._left_bytes if size < 0 else size
         self._left_bytes -= max(size, _READ_BYTES)
         if self._left_bytes < 0:
-            raise DataError("its header is endless: parts of it loop, or repeat the same bytes")
+            raise DataError(
+                "its header never ends: parts of it form a loop, or repeat the same bytes"
+            )
         return self._stream.read(size)
 
 
@@ -194,7 +196,7 @@ def decode_text(data: bytes) -> str:
     except UnicodeDecodeError as error:
         bad_byte = f"byte 0x{data[error.start]:02x} at {error.start}"
         raise DataError(
-            f"no UTF-8 text ({bad_byte}; is it Latin-1 or of Windows?); save it as UTF-8"
+            f"not UTF-8 text ({bad_byte}; is it Latin-1 or a Windows encoding?); save it as UTF-8"
         ) from error
 
 
@@ -217,11 +219,11 @@ def describe_missing(path: PathText, error: OSError) -> str:
     """Say why ``stat`` failed: a link that leads nowhere, nothing there, or what the system answers."""
     is_lost = _is_lost(error)
     if (is_lost or error.errno == errno.ELOOP) and Path(path).is_symlink():
-        link = "a broken link" if is_lost else "a link that loops,"
+        link = "a broken link" if is_lost else "a circular link,"
         return f"{link} to {show_path(Path(path).readlink())}"
     if is_lost:
         folder = show_path(nearest_existing(path))
-        return f"no such file; the nearest folder that exists is {folder}"
+        return f"no such file; the nearest existing folder is {folder}"
     return _describe_os_error(error)
 
 

@@ -47,8 +47,9 @@ class Part:
             part, of = map(int, fraction.groups())
         if of is None or not is_count(part, 0):
             raise ConfigError(
-                f"{command}.part={part} {command}.of={of} name no part: give a number from 0 on and "
-                f"how many parts there are, {command}.part=0 {command}.of=4 or {command}.part=0/4"
+                f"{command}.part={part} {command}.of={of} do not name a part: give its number, "
+                f"from 0, and how many parts there are, {command}.part=0 {command}.of=4 or "
+                f"{command}.part=0/4"
             )
         check_count(f"{command}.of", of, 1)
         if part >= of:

@@ -69,7 +69,8 @@ class _Extent:
     def check(self) -> None:
         if self.nodes > MOST_NODES or self.letters > MOST_LETTERS:
             raise DataError(
-                f"stands for more than {MOST_NODES} values or {MOST_LETTERS} letters, aliases unfolded"
+                f"expands to more than {MOST_NODES} values or {MOST_LETTERS} letters with its "
+                "aliases"
             )
         if self.depth > DEEPEST:
             raise DataError(f"is nested more than {DEEPEST} deep")
@@ -220,7 +221,7 @@ def measure_yaml(text: str | bytes) -> Iterator[yaml.Event]:
             copied = anchors.get(str(event.anchor))
             if copied is None:
                 name = escape(str(event.anchor))[:80]
-                raise DataError(f"the alias *{name} holds itself, or nothing")
+                raise DataError(f"the alias *{name} refers to itself, or to nothing")
             _close(None, copied, anchors, opened[-1][1])
         yield event
 
@@ -246,7 +247,7 @@ def check_number(event: yaml.ScalarEvent) -> None:
     text = event.value
     if len(text) > MOST_DIGITS and (_INTEGER.match(text) or _BASE_60.match(text)):
         raise DataError(
-            f"the number {text[:20]}... has more than {MOST_DIGITS} digits; a text is written in quotes"
+            f"the number {text[:20]}... has more than {MOST_DIGITS} digits; write a text in quotes"
         )
     is_text = event.implicit[0] and _DURATION.match(text)
     if _BASE_60.match(text) and not is_text:
@@ -256,7 +257,7 @@ def check_number(event: yaml.ScalarEvent) -> None:
         )
     if _BASE_8.match(text):
         raise DataError(
-            f"{text} would be a number in base 8 (010 is 8); write it without zeros in front, or "
+            f"{text} would be a number in base 8 (010 is 8); write it without leading zeros, or "
             f"'{text}' in quotes for a text"
         )
 
@@ -267,7 +268,7 @@ def _refuse_twice(node: yaml.MappingNode) -> None:
         if not isinstance(key, yaml.ScalarNode):
             continue
         if (key.tag, key.value) in seen:
-            raise DataError(f"the key {escape(key.value)[:80]!r} stands there twice")
+            raise DataError(f"the key {escape(key.value)[:80]!r} appears twice")
         seen.add((key.tag, key.value))
 
 
@@ -292,13 +293,13 @@ class _PlainLoader(SafeLoader):
     def construct_decimal(self, node: yaml.ScalarNode) -> int:
         """Return a whole number."""
         if not _DECIMAL.match(node.value):
-            raise DataError(f"{escape(node.value)[:40]!r} is no whole number of up to 40 digits")
+            raise DataError(f"{escape(node.value)[:40]!r} is not a whole number of up to 40 digits")
         return int(node.value)
 
     def construct_point(self, node: yaml.ScalarNode) -> float:
         """Return a number that need not be whole."""
         if not (_POINT.match(node.value) or _DECIMAL.match(node.value)):
-            raise DataError(f"{escape(node.value)[:40]!r} is no number")
+            raise DataError(f"{escape(node.value)[:40]!r} is not a number")
         return float(node.value.lower().replace(".inf", "inf").replace(".nan", "nan"))
 
 

@@ -79,15 +79,15 @@ def attach(handle: Handle, *, writable: bool) -> mmap.mmap:
         try:
             # Its number may by now belong to another file, or its process to another program.
             if os.fstat(fd).st_ino != handle.inode:
-                raise ValueError("it was given back")
+                raise ValueError("it was released")
             return mmap.mmap(fd, handle.nbytes, access=access)
         finally:
             os.close(fd)
     except (OSError, ValueError) as error:
         raise WorkerDiedError(
             f"the shared memory of process {handle.pid} cannot be opened from process "
-            f"{os.getpid()} ({error}): that process has ended or /proc is hidden here. "
-            "In the second case set worker_kind=thread"
+            f"{os.getpid()} ({error}): that process has ended or /proc is hidden here. If /proc "
+            "is hidden, set worker_kind=thread"
         ) from error
 
 

@@ -231,16 +231,20 @@ def _wait(lock: FileLock, folder: Path, wait_s: float, is_done: Callable[[], boo
         if builder is not None:
             last_seen_s = now_s
         elif now_s - last_seen_s > ORPHANED_S:
-            log.warning("%s: its lock is held but no process builds; continuing without it", name)
+            log.warning(
+                "%s: its lock is held but no process is building; continuing without it", name
+            )
             return
         waited_s = now_s - started_s
         if waited_s > wait_s:
             raise StoreBusyError(
-                f"{name}: {builder or 'an unknown process'} still builds there after "
+                f"{name}: {builder or 'an unknown process'} is still building there after "
                 f"wait_s={wait_s:g} s; wait for it, raise wait_s, or end that process"
             )
         if now_s - last_message_s > TELL_EVERY_S:
-            log.warning("%s: waiting for %s, which builds there (%.0f s)", name, builder, waited_s)
+            log.warning(
+                "%s: waiting for %s, which is building there (%.0f s)", name, builder, waited_s
+            )
             last_message_s = now_s
         time.sleep(POLL_S)
 

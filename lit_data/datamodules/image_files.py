@@ -71,19 +71,19 @@ class LayoutKeywords(MaskedKeywords, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder(Source):
-    """Images that are stored as they are, or lie in shards.
+    """Images that are files of their own, or in shards.
 
     Args:
         read: How files are read: page, alpha, EXIF, limits, OpenCV's channel order.
-        exclude: Globs below the root of files that are left out; a folder stands for all in it.
+        exclude: Globs below the root of files to skip; a folder stands for everything in it.
         patterns: Globs below the root.
         cache: `store` decodes every file once into a memory-mapped store; `device` puts that store
             into the memory of the device once and cuts patches there; `lru` decodes on access and
             keeps `cache_bytes`; `none` decodes on each access.
 
     Raises:
-        ConfigError: A pattern leaves the root or cannot be understood, or an option does not go
-            together with a set of shards.
+        ConfigError: A pattern leaves the root or is invalid, or an option cannot be used with a set
+            of shards.
     """
 
     read: ReadOptions = field(default_factory=ReadOptions)
@@ -147,7 +147,7 @@ class ImageFolder(Source):
         return self.open_shards(kind)
 
     def list_images(self) -> Sequence[ImageSource]:
-        """List the files of each image; of a set of shards those that were, which are not here.
+        """List the files of each image; for a set of shards the original files.
 
         Raises:
             DataError: There are none.
@@ -256,13 +256,13 @@ class ImageFolder(Source):
 class MaskedImageFolder(ImageFolder):
     """Images of one file or several each, which may have masks.
 
-    A subclass whose images or masks lie elsewhere overrides `find_images` or `find_masks`.
+    A subclass with images or masks in other places overrides `find_images` or `find_masks`.
 
     Args:
         masks: Folder (absolute or below the root) of masks with the stems of their images, or
             `None`.
         mask_read: How masks are read: their values, palettes.
-        store: How decoded images lie on the disk with `cache=store`.
+        store: How decoded images are stored on disk with `cache=store`.
         layout: `None`: an image is one file, with the channels that it has. `channels`, `files`,
             `pairs` and `single` have references, see `lit_data.datasets.references`.
         channels: For layout `channels`: which channel, as stored in the file, is target, ref1 and
@@ -341,7 +341,7 @@ class MaskedImageFolder(ImageFolder):
         stored = rule_of(self.layout).stored  # None: as many channels as the files have
         if stored not in (None, bank.channels):
             raise DataError(
-                f"layout={self.layout} needs {stored} channels for each image, the files of "
+                f"layout={self.layout} needs {stored} channels for each image, but the files of "
                 f"{bank.name(0)} give {bank.channels}: choose another data.layout or other "
                 "data.files"
             )
@@ -379,7 +379,7 @@ class MaskedImageFolder(ImageFolder):
 
         Returns:
             The masks, `None` where the dataset has no masks, and the images that they are of: under
-            `on_bad=skip` those whose masks are bad are left out.
+            `on_bad=skip` those whose masks are bad are skipped.
 
         Raises:
             DataError: An image has no mask, or a mask is bad or without an image.

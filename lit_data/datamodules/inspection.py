@@ -59,38 +59,38 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
     ===============  =======================  ==================================================================
 
     Args, beside those of `InspectionFiles` and `BaseDataModule`:
-        splits: Whole images to train, val, test. `auto`: by folders named so, where none says val
-            a part of train; else 70 / 15 / 15 % of each kind of defect, of their classes and
-            sizes, and images that are equal to the byte in the same split. `folders`, fractions,
-            lists or the ``splits.csv`` of a run as for `split_images`; fractions keep kinds,
-            classes and equal images likewise.
-        near_duplicates: `together` keeps images that show the same (saved anew, scaled, brighter)
-            in one split; `apart` does not look at them.
+        splits: Whole images to train, val, test. `auto`: by folders with these names, or a part of
+            train if there is no val; else 70 / 15 / 15 % of each kind of defect, of their classes
+            and sizes, and images that are byte-identical in the same split. `folders`,
+            fractions, lists or the ``splits.csv`` of a run as for `split_images`; fractions keep
+            kinds, classes and equal images likewise.
+        near_duplicates: `together` keeps near-duplicates (saved again, scaled, brighter)
+            in one split; `apart` does not search for them.
         groups: A regular expression; images in whose paths it, or its first group, matches the
             same (a lot, a panel) stay in one split.
-        train_on: `all`, or `good`: only images without a defect train, also where there are no
-            masks at all. An image shows one where its mask marks a pixel, or where folders are
-            named after kinds and its own is not ``good``; without a mask it is ``unmarked`` then.
+        train_on: `all`, or `good`: only images without a defect are used for training, even without
+            any masks. An image shows a defect if its mask marks a pixel, or if folders are named
+            after kinds and its folder is not ``good``; without a mask it is then ``unmarked``.
             Splits are those of `ImageSplitter.split_good`.
-        protocol: `mvtec` holds the data to the protocol of the field: only good images train, all
-            of the folder ``test`` is test, and any other layout, split or choice is refused; a
-            part of ``train/good`` validates. `auto` leaves all that to the other options.
-        folds: Cross-validation in so many folds, in the place of `splits`; see
+        protocol: `mvtec` enforces the protocol of MVTec AD: train on good images only, test on all
+            of the folder ``test``, and validate on a part of ``train/good``; any other layout,
+            split or option is refused. `auto` leaves this to the other options.
+        folds: Number of folds of a cross-validation, instead of `splits`; see
             `ImageSplitter.split_folds`.
         fold: Number of the fold that is test, from 0.
-        sampling: Which patches train, see `SamplingOptions`.
+        sampling: Which patches are used for training, see `SamplingOptions`.
         patch_px: Patch size, one number or (height, width); smaller images are reflect-padded.
-        size_px: Makes a sample of each whole image, in the place of patches: image and mask are
-            scaled, aspect ratio kept, to fit this size, one number or (height, width), and
+        size_px: Makes a sample of each whole image instead of patches: image and mask are scaled
+            with their aspect ratio to fit this size, one number or (height, width), and
             reflect-padded to it. `None` cuts patches. See `lit_data.images.scaling`.
-        fit: `stretch` brings each side to `size_px` by itself, in the place of padding.
+        fit: `stretch` scales each side to `size_px` separately, instead of padding.
         scale: Scales images and masks by this factor before patches are cut, such as 0.5; `None`
             leaves them.
         stride_px: Distance between patches; by default they lie side by side.
         value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1
             for float32.
-        synthesis: Synthetic defects: on training samples beside those that masks show, and
-            without masks, of good parts alone, on all of train, val and test.
+        synthesis: Synthetic defects: on training samples in addition to those that masks mark;
+            without masks, if all parts are good, on train, val and test.
         augment: Augmentation of the training split, or a mapping of stages to theirs.
 
     Raises:
@@ -181,8 +181,8 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
             raise ConfigError(self._find_doubt())
         if self.train_on == "good" and stage == "train" and not len(images):
             raise ConfigError(
-                f"{show_path(self.source.folder)}: no image of train is without a defect, and "
-                "data.train_on=good trains with such alone: add images of good parts, or check "
+                f"{show_path(self.source.folder)}: train has no image without a defect, and "
+                "data.train_on=good trains on those only: add images of good parts, or check "
                 "masks, folders and data.splits"
             )
         # Masks of all images are open: `choose_splits` needed them.
@@ -208,21 +208,21 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         has_mask = np.zeros(0, np.bool_) if masks is None else masks.of_image >= 0
         if len(images) and has_mask.any() and not has_mask[images].any():
             raise ConfigError(
-                f"{show_path(self.source.folder)}: no image of train has a mask, and those of "
-                f"other splits train only where that is typed: {TO_SHARE} shares all images out; "
-                "experiment=anomaly learns from good images alone"
+                f"{show_path(self.source.folder)}: no image of train has a mask, and masks of "
+                f"other splits are not used for training unless you ask for it: {TO_SHARE} "
+                "splits all images; experiment=anomaly trains on good images alone"
             )
 
     def describe_doubt(self) -> str:
-        """Return why folders do not tell which images are good, and what to do; empty where they do."""
+        """Return why folders do not show which images are good, with a cure; empty if they do."""
         kinds = set(self.source.image_set.kinds)
         doubt = describe_doubt(kinds, self.source.good)
         if not doubt:
             return ""
         example = min(kinds, key=lambda kind: (names_defect(kind), kind))
         return (
-            f"{show_path(self.source.folder)}: {doubt}. Name all folders with good parts, such as "
-            f"'data.good=[\"{example}\"]'; 'data.good=[\"*\"]' stands for all"
+            f"{show_path(self.source.folder)}: {doubt}. Name all folders with good parts, such "
+            f"as 'data.good=[\"{example}\"]'; 'data.good=[\"*\"]' means all"
         )
 
     def _find_doubt(self) -> str:
@@ -303,7 +303,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         return numbers | {f"{stage}_patches": len(self.dataset(stage)) for stage in SPLITS}
 
     def read_mask(self, number: int) -> Array | None:
-        """[H, W] uint8 numbers of classes in an image; None where nothing says it, or its mask is bad.
+        """[H, W] uint8 numbers of classes in an image; None if unknown, or if its mask is bad.
 
         Of a scaled image it has the size of the file, and the accuracy of the scaled mask.
         """
@@ -313,13 +313,13 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         return np.asarray(sizes.scaling.restore_mask(mask[None], sizes.of(number))[0])
 
     def read_stored_mask(self, number: int) -> Array | None:
-        """[H, W] uint8 as `read_mask`, but of the size of which patches are cut."""
+        """[H, W] uint8 as `read_mask`, but in the size from which patches are cut."""
         if self._masks is None or number in self._bad or self._masks.unmarked[number]:
             return None
         return np.asarray(self._masks[number][0])
 
     def has_defect(self, number: int) -> bool | None:
-        """Return True if an image shows a defect, by its mask or its folder; None where nothing says it."""
+        """Return True if an image shows a defect, by its mask or its folder; None if unknown."""
         if number in self._bad or number in self._unknown:
             return None
         if self._masks is None or self._masks.unmarked[number]:
@@ -335,7 +335,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
 
     @property
     def image_kinds(self) -> list[str]:
-        """Kind of each image, ``good`` for those without a defect; empty where no folder says so."""
+        """Kind of each image, ``good`` for those without a defect; empty if unknown."""
         paths = map(str, self.source.image_set.images)
         # The bank lacks bad images, so kinds go by paths and not by numbers.
         kind_of = dict(zip(paths, self.source.image_set.kinds, strict=True))
@@ -350,7 +350,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
     @property
     @override
     def image_classes(self) -> Sequence[str]:
-        """Kind of each image; where no folder says it, ``good`` or ``defect`` as its mask shows."""
+        """Kind of each image; if folders do not show it, ``good`` or ``defect`` by its mask."""
         kinds = self.image_kinds
         if any(kinds) or self._is_positive is None:
             return kinds if any(kinds) else ()
@@ -363,7 +363,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
             ConfigError: There are no masks.
         """
         if self._masks is None:
-            raise ConfigError("there are no masks whose pixels could be counted")
+            raise ConfigError("there are no masks to count pixels in")
         classes = 1 + len(self.source.classes or ("defect",))
         counts = count_classes(self._masks, classes, self.source.kept_folder)
         self._is_positive = counts[:, 1:].sum(1) > 0
@@ -402,7 +402,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         if self.source.splits != UNDIVIDED:
             check_folds(self.source.splits, self.folds, self.fold, protocol=self.protocol)
         if self.synthesis is not None and self.source.classes is not None:
-            message = "drawn defects are of no class: set synthesis=none, or leave data.classes out"
+            message = "synthetic defects have no class: set synthesis=none, or remove data.classes"
             raise ConfigError(message)
 
     def _look_for_samples(self, sampling: Sampling, masks: PartialMasks) -> Sampling:

@@ -104,7 +104,8 @@ class InspectionFiles(MaskedImageFolder):
         elif self.mask_read.classes > 2:
             names = ",".join(f"name{number}" for number in range(1, self.mask_read.classes))
             raise ConfigError(
-                f"mask_read.classes={self.mask_read.classes}: name those behind the background, data.classes=[{names}]"
+                f"mask_read.classes={self.mask_read.classes}: name the classes after the "
+                f"background, data.classes=[{names}]"
             )
 
     sample_spec = InspectionSampleSpec
@@ -217,7 +218,7 @@ class InspectionFiles(MaskedImageFolder):
         # A set of shards holds no files, and so not the sizes that predictions are brought back to.
         if self.scaling is not None:
             raise ConfigError(
-                "data.size_px and data.scale need the files of the images: leave them out to write "
+                "data.size_px and data.scale need the files of the images: remove them to write "
                 "or read a set of shards"
             )
 
@@ -288,10 +289,10 @@ class InspectionFiles(MaskedImageFolder):
     def describe_lack(self) -> str:
         """Return that no masks were found, and what else can be done."""
         return (
-            f"{show_path(self.folder)}: no masks were found: name their folder with data.masks, see "
-            "docs/masks.md for the layouts that are known, draw defects with synthesis=library, or "
-            "take experiment=anomaly, for which good images are enough"
-            f"{self.leftovers.quote()}"
+            f"{show_path(self.folder)}: no masks were found: name their folder with data.masks, "
+            "see docs/masks.md for the layouts that are known, draw defects with "
+            "synthesis=library, or use experiment=anomaly, which needs only good "
+            f"images{self.leftovers.quote()}"
         )
 
     @override
@@ -334,12 +335,26 @@ class InspectionFiles(MaskedImageFolder):
             DataError: Annotations are bad, and are not to be skipped.
         """
         annotated = read_annotations(self.folder, image_set.images, image_set.excluded)
+        used = [] if annotated is None else [*annotated.files]
         if annotated is None or not annotated.marks:
-            return self._take_labels(image_set, annotated)
-        self._note_used(annotated.files)
+            table = self._read_labels(image_set)
+            if table is not None:
+                used.append(table.path)
+                kinds = name_kinds([[label] for label in table.labels], self.good)
+                image_set = replace(image_set, kinds=kinds)
+        add_label_files(self.leftovers, self.folder, "masks", used, with_unknown=not used)
+        if annotated is None:
+            return image_set
+        if not annotated.marks:
+            self._report_unread(annotated.problems)
+            return image_set
+        categories = annotated.count_categories()
+        ignored_count = annotated.count_ignored()
+        ignored = (
+            f", {ignored_count} marks are ignored (iscrowd, __ignore__)" if ignored_count else ""
+        )
         if self.classes is not None:
-            categories = set(annotated.count_categories())
-            _check_known(self.classes, categories, "categories of the annotations")
+            _check_known(self.classes, set(categories), "categories of the annotations")
         paths = (*annotated.files, *image_set.images)
         purpose = f"masks {ANNOTATION_FORMAT} {self.classes} {self.read.fingerprint()}"
         folder = self._make_folder(
@@ -355,31 +370,10 @@ class InspectionFiles(MaskedImageFolder):
             image_set,
             layout=annotated.layout,
             masks=tuple(masks),
-            where=f"drawn from {annotated.layout} files{self._describe_marks(annotated)}",
+            where=f"drawn from {annotated.layout} files{self._describe_categories(categories)}{ignored}",
             boxes=None if annotated.layout == "csv" else folder / _BOXES,
             bad=frozenset(image_set.images[number] for number in problems["images"]),
         )
-
-    def _take_labels(self, image_set: InspectionSet, unmarked: Annotated | None) -> InspectionSet:
-        """Return the set with the labels of a table, if it has one.
-
-        Args:
-            image_set: Its images.
-            unmarked: What was read of files of annotations that mark nothing, if there are any.
-        """
-        used = [] if unmarked is None else [*unmarked.files]
-        table = self._read_labels(image_set)
-        if table is not None:
-            used.append(table.path)
-            kinds = name_kinds([[label] for label in table.labels], self.good)
-            image_set = replace(image_set, kinds=kinds)
-        self._note_used(used)
-        if unmarked is not None:
-            self._report_unread(unmarked.problems)
-        return image_set
-
-    def _note_used(self, files: Sequence[Path]) -> None:
-        add_label_files(self.leftovers, self.folder, "masks", files, with_unknown=not files)
 
     def _read_labels(self, image_set: InspectionSet) -> ImageLabels | None:
         """Read a CSV of labels where no folder holds good images; None where none is asked for."""
@@ -448,22 +442,19 @@ class InspectionFiles(MaskedImageFolder):
         problems = list_problems(entries)
         heading = f"{len(problems)} annotations are bad"
         if self.on_bad == "error":
-            problems.raise_if_any(heading, "data.on_bad=skip leaves out their images")
-        problems.warn_if_any(log, f"{heading}, and their images left out")
+            problems.raise_if_any(heading, "data.on_bad=skip skips their images")
+        problems.warn_if_any(log, f"{heading}, and their images are skipped")
 
     def _report_unread(self, problems: Problems) -> None:
         """Report that there are files of annotations, and that none of them can be read."""
         heading = "no annotations can be read"
         if self.on_bad == "error":
-            cure = "mend or remove them; data.on_bad=skip takes the images as without annotations"
+            cure = (
+                "fix or remove them; with data.on_bad=skip the images count as having no "
+                "annotations"
+            )
             problems.raise_if_any(heading, cure)
-        problems.warn_if_any(log, f"{heading}, so the images count as without annotations")
-
-    def _describe_marks(self, annotated: Annotated) -> str:
-        """Return how many marks there are of each category, and how many are ignored."""
-        ignored = annotated.count_ignored()
-        note = f", {ignored} marks are ignored (iscrowd, __ignore__)" if ignored else ""
-        return self._describe_categories(annotated.count_categories()) + note
+        problems.warn_if_any(log, f"{heading}, so the images count as having no annotations")
 
     def _describe_categories(self, counts: "dict[str, int]") -> str:
         listed = describe_counts(counts, "no label")

@@ -109,11 +109,11 @@ class LabelledFiles(InspectionFiles):
         names = [self.name(image_set.images[number]) for number in nameless]
         if self.class_pattern is None:
             title, cure = (
-                "images lie in no folder of a class",
-                "they are left out; move them into one",
+                "images are not in the folder of a class",
+                "they are skipped; move them into one",
             )
         else:
-            title, cure = "images have no class by data.class_pattern", "they are left out"
+            title, cure = "images have no class by data.class_pattern", "they are skipped"
         self.leftovers.add(title, names, cure)
         return image_set.keep(named)
 
@@ -135,12 +135,12 @@ class LabelledImageDataModule(InspectionDataModule):
     `InspectionDataModule`, but for:
 
     Args:
-        classes: Names of the classes, in the order of their numbers; images of others are left out.
-            None takes all of them, ``good`` and such first and the others by name.
+        classes: Names of the classes, in the order of their numbers; images of other classes are
+            skipped. None takes all classes, ``good`` and the like first, the others by name.
         class_pattern: A regular expression whose match, or the match of its first group, in the path
-            of an image below the root is its class; None goes by a CSV file or by folders.
-        good: Globs of the classes of good parts, by which images get verdicts; None goes by their
-            names, see `lit_data.datasets.good_names`.
+            of an image below the root is its class; None uses a CSV file or folders.
+        good: Globs of the classes of good parts, which verdicts need; None uses their names, see
+            `lit_data.datasets.good_names`.
         size_px: Size of a sample, one number or (height, width), which images are scaled to fit,
             and reflect-padded to.
 
@@ -202,7 +202,7 @@ class LabelledImageDataModule(InspectionDataModule):
 
     @property
     def good_classes(self) -> tuple[str, ...]:
-        """Classes of good parts; none where no name says so, or where all do."""
+        """Classes of good parts; empty if no name shows it, or if all do."""
         return choose_good_classes(self.classes or (), self.good)
 
     @override
@@ -220,7 +220,7 @@ class LabelledImageDataModule(InspectionDataModule):
 
     @override
     def describe_doubt(self) -> str:
-        """Return why no class tells which images are good, and what to do; empty where one does."""
+        """Return why no class shows which images are good, and what to do; empty if one does."""
         if self.good_classes:
             return ""
         names = ", ".join(self.classes or ()) or "none"
@@ -276,8 +276,10 @@ class LabelledImageDataModule(InspectionDataModule):
         self.labels = np.array([number_of.get(kind, -1) for kind in self.image_kinds], np.int64)
         named = zip(self.source.names(self.bank), self.image_kinds, strict=True)
         others = [name for name, kind in named if kind and kind not in number_of]
-        cure = "they are in no split; data.classes=null takes all"
-        self.source.leftovers.add("images are of no class in data.classes", others, cure)
+        cure = "they are not in any split; data.classes=null uses all"
+        self.source.leftovers.add(
+            "images have a class that data.classes does not name", others, cure
+        )
         # Images of classes that are not asked for are in no split, and are predicted.
         self.split_images = {
             split: numbers[self.labels[numbers] >= 0]

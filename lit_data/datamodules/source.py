@@ -33,7 +33,7 @@ Sharded = TypeVar("Sharded", bound=Root)
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """Options of the files of a dataset: place, splits, and what is kept of them.
+    """Options of the files of a dataset: location, splits and caches.
 
     A datamodule takes the options as keywords, see `FileKeywords`, and makes its `Source` of them.
 
@@ -43,9 +43,9 @@ class FileOptions:
         splits: Whole images, objects or volumes to train, val and test: `auto`, `folders`,
             fractions, or lists; see `lit_data.datasets.splits.split_images`.
         split_seed: Seed of the random choice where splits are fractions.
-        on_bad: `error` lists all bad files and ends; `skip` leaves them out and lists them.
+        on_bad: `error` lists all bad files and stops; `skip` skips and lists them.
         cache_dir: Folder of stores, mirrors and synthetic datasets.
-        cache_bytes: Bound of the `lru` cache, if there is one, and of local copies of shards.
+        cache_bytes: Limit of the `lru` cache, if there is one, and of local copies of shards.
         samples: Parameters of the synthetic dataset.
         remote: Connections, retries and limits where the root is on a server.
     """
@@ -61,7 +61,7 @@ class FileOptions:
 
     @classmethod
     def of(cls, **options: Any) -> Self:  # noqa: ANN401 - see `FileKeywords`
-        """Make the options of the keywords of a datamodule.
+        """Make the options from the keywords of a datamodule.
 
         A list becomes a tuple, a path text, and None the default where that is an object.
         """
@@ -119,8 +119,8 @@ class Source(FileOptions, ABC):
             )
         if self.root is not None and not self.root.strip():
             raise ConfigError(
-                "root is empty: is it a shell variable that is not set? Name a folder, or leave root out for "
-                "the synthetic dataset"
+                "root is empty: is it a shell variable that is not set? Name a folder, or "
+                "remove root to use the synthetic dataset"
             )
         if not isinstance(self.samples, Mapping):
             raise ConfigError(
@@ -146,7 +146,7 @@ class Source(FileOptions, ABC):
         return self._hold_alone(folder) if folder.is_file() else folder
 
     def refresh(self) -> None:
-        """Bring the mirror of a root on a server, or what is known of a set of shards, up to date."""
+        """Update the mirror of a root on a server, or the index of a set of shards."""
         if self._elsewhere is not None:
             self._elsewhere.refresh()
 
@@ -231,7 +231,7 @@ class Source(FileOptions, ABC):
         finish: bool = False,
         encoding: Encoding = "decoded",
     ) -> dict[str, int]:
-        """Write the set in shards, or what is not there yet of it; nothing is kept here.
+        """Write the set in shards, or the missing part of it; nothing is stored locally.
 
         Args:
             address: A folder or an address whose name ends with ``.shards``.
@@ -245,17 +245,18 @@ class Source(FileOptions, ABC):
             Numbers for a report.
 
         Raises:
-            ConfigError: The address is no name of a set of shards, or this set is one already, or
-                cannot be one.
-            DataError: Files are bad, or the address cannot be written; or shards of other parts are
-                not there.
+            ConfigError: The address is not the name of a set of shards, or this set already is one,
+                or cannot be one.
+            DataError: Files are bad, the address cannot be written, or shards of other parts are
+                missing.
         """
         options = ShardOptions(shard_bytes=shard_bytes, part=part, finish=finish, encoding=encoding)
         check_root(address)
         if not self.takes_shards or self.shards is not None or not is_sharded(address):
             raise ConfigError(
-                f"prepare.shards={address}: give a folder or an address whose name ends with .shards, and as data.root "
-                "the files of a set, of a kind that can lie in shards"
+                f"prepare.shards={address}: give a folder or an address whose name ends with "
+                ".shards, and as data.root the files of a set, of a kind that can be stored in "
+                "shards"
             )
         write_shards: Callable[..., dict[str, int]] = find_part("ROOTS", "write_shards")
         return write_shards(self, address, options)
@@ -282,7 +283,7 @@ class Source(FileOptions, ABC):
 
     @property
     def kept_folder(self) -> Path:
-        """Folder of what was found by reading a whole dataset."""
+        """Folder for results of reading a whole dataset."""
         return self.store_folder / "found"
 
     @property
@@ -352,7 +353,8 @@ class Source(FileOptions, ABC):
             existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
             if not existing.is_dir():
                 raise StoreError(
-                    f"paths.cache={show_path(folder)}: {show_path(existing)} is no folder; name another"
+                    f"paths.cache={show_path(folder)}: {show_path(existing)} is not a folder; "
+                    "choose another"
                 )
         return folder
 

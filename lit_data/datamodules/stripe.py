@@ -66,10 +66,10 @@ class StripeDataModule(ImageDataModule):
         augment: Augmentation of the training split, or a mapping of stages to theirs; an
             `Augmentation`, or any module of yours (see `lit_data.augment.ExternalTransform`). None
             leaves images as they are.
-        nuisance: For layout `single`: what makes target and references differ.
-        backend: `cpu` has the workers draw defects, `device` the device of the batch; `auto`
-            decides by a short measurement. Samples are the same to the byte on the CPU, and to one
-            gray level of 255 between CPU and GPU.
+        nuisance: For layout `single`: differences between target and references.
+        backend: `cpu` draws defects in the workers, `device` on the device of the batch; `auto`
+            decides by a short measurement. Samples are byte-identical on the CPU, and differ by at
+            most one gray level of 255 between CPU and GPU.
 
     Raises:
         ConfigError: An option is out of its range.
@@ -130,7 +130,9 @@ class StripeDataModule(ImageDataModule):
         self._mask_places: Mapping[int, tuple[ImageBank, int]] | None = None
         is_split = sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1
         if is_split and self.source.mask_folder is None and self.synthesis is not None:
-            log.info("no masks: targets are taken as good, and defects are drawn into them")
+            log.info(
+                "no masks: all targets count as good, and synthetic defects are drawn into them"
+            )
 
     @property
     def image_kinds(self) -> list[str]:
@@ -143,7 +145,7 @@ class StripeDataModule(ImageDataModule):
         return self.source.layout != "single"
 
     def find_reference_limits(self) -> tuple[float, float] | None:
-        """Return the limits of references that fit, by some images that are taken as right.
+        """Return the limits of references that fit, from images assumed to be correct.
 
         See `lit_inspect.references.find_limits`; None where there are no references.
         """
@@ -158,11 +160,11 @@ class StripeDataModule(ImageDataModule):
         return self._limits
 
     def describe_misfits(self, number: int, limits: Sequence[float]) -> str:
-        """Return which references of an image do not fit, by the limits of those that do."""
+        """Return which references of an image do not fit, according to these limits."""
         return describe_misfits(cut_middle(self.bank, number, MEASURED_PX), ROLES, limits)
 
     def describe_doubt(self) -> str:
-        """Return why the truth of an image is not known, and what to do."""
+        """Return why the truth of an image is unknown, and what to do."""
         return (
             "nothing says which images show a defect: give data.masks=FOLDER with a mask for each, or "
             "synthesis=gaussian to draw defects into them"

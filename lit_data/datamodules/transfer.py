@@ -67,7 +67,8 @@ _ORDERS: Mapping[Hook, str] = {
         "first that of {datamodule}, then that of {module} on the planned batch; no batch is copied ahead"
     ),
     "transfer_batch_to_device": (
-        "that of {module} moves the planned batch in place of that of {datamodule}; no batch is copied ahead"
+        "that of {module} moves the planned batch instead of that of {datamodule}; no batch is "
+        "copied ahead"
     ),
     "on_after_batch_transfer": "first that of {datamodule}, then that of {module} on the batch in its batch_format",
 }
@@ -99,7 +100,7 @@ class BatchHooks(LightningDataModule):
     def trainer(self) -> Trainer | None:
         """Trainer of the run, which sets it after it has chosen whose hooks it calls.
 
-        Where it ran while another one trains, that one is returned again when it is done.
+        A Trainer that runs during the training of another one is returned only until it is done.
         """
         return self._run.trainer
 
@@ -323,14 +324,14 @@ class ModuleRun(TrainerRun):
         """Return the fault of what a hook made of a batch with these keys; None without any."""
         if not isinstance(answer, dict):
             kind = "None" if answer is None else type(answer).__name__
-            return f"returned {kind} in place of a dict"
+            return f"returned {kind} instead of a dict"
         missing = [key for key in keys if key not in answer]
         if missing:
-            return f"left out the keys {missing}"
+            return f"dropped the keys {missing}"
         new_keys = [key for key in answer if key not in keys]
         batch_format = self._datamodule.batch_format
         if new_keys and not gives_dict(batch_format):
-            return f"added the keys {new_keys}, for which a batch that is no dict has no place"
+            return f"added the keys {new_keys}, which only a batch that is a dict can hold"
         reserved = set(self._datamodule.batch_keys)
         if isinstance(batch_format, Mapping):
             reserved |= batch_format.keys()

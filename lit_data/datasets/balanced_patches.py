@@ -236,7 +236,7 @@ class SampledPatches(GridPatches):
             is_kept = is_defective | is_other
             if not is_kept.any():
                 raise ConfigError(
-                    "data.sampling.skip_blank leaves no patch to train with: set a lower one"
+                    "data.sampling.skip_blank leaves no patch to train on: set a lower value"
                 )
             self._count = int(is_kept.sum())
         self.donors = np.zeros(0, np.int64)

@@ -43,7 +43,7 @@ class ImageSplitter:
 
     Args:
         names: Of the images, below the root.
-        kinds: Kind of each, ``good`` for those without a defect; empty where no folder says so.
+        kinds: Kind of each, ``good`` for those without a defect; empty if folders do not show it.
         has_mask: [n] of each; `None` where there are no masks.
         count_classes: Gives [n, classes] pixels of each class, the background first; `None` as
             `has_mask`.
@@ -138,8 +138,8 @@ class ImageSplitter:
         if self.leftovers is not None and is_split:  # and not predicted
             used = np.concatenate(list(by_split.values()))
             names = self._list_names(np.setdiff1d(np.flatnonzero(~is_good), used))
-            cure = "good ones alone train, and those of val and test are scored"
-            self.leftovers.add("images show a defect and are in no split", names, cure)
+            cure = "training uses only good ones; those of val and test are scored"
+            self.leftovers.add("images show a defect and are not in any split", names, cure)
 
     def _list_names(self, images: Ints) -> list[str]:
         return [self.names[number] for number in images.tolist()]
@@ -156,9 +156,9 @@ class ImageSplitter:
         # Without masks folders still say which images are good, and images are scored by that.
         if layout not in ("anomaly", "none") or not self.has_split_folders:
             raise ConfigError(
-                f"{show_path(self.root or Path())}: data.protocol=mvtec needs the folders train/good "
-                "and test/KIND, with the masks in ground_truth/KIND if there are any, and nothing "
-                f"beside them (found: layout {layout}); see docs/anomaly.md"
+                f"{show_path(self.root or Path())}: data.protocol=mvtec needs the folders "
+                "train/good and test/KIND, with the masks in ground_truth/KIND if there are "
+                f"any, and nothing else (found: layout {layout}); see docs/anomaly.md"
             )
 
     def find_unknown(self) -> Ints:
@@ -314,21 +314,21 @@ def check_folds(splits: Splits, folds: int | None, fold: int, *, protocol: str) 
     """
     if protocol == "mvtec" and (splits != "auto" or folds is not None):
         raise ConfigError(
-            "data.protocol=mvtec tests on all of the folder test: leave data.splits and data.folds out"
+            "data.protocol=mvtec tests on all of the folder test: remove data.splits and data.folds"
         )
     check_count("data.fold", fold, 0)
     if folds is None:
         if fold:
-            raise ConfigError(
-                f"data.fold={fold} is a part of data.folds, which is not set: set it too"
-            )
+            raise ConfigError(f"data.fold={fold} needs data.folds, which is not set: set it too")
         return
     check_count("data.folds", folds, 3)
     if fold >= folds:
-        raise ConfigError(f"data.fold={fold} is none of data.folds={folds}: give 0 to {folds - 1}")
+        raise ConfigError(
+            f"data.fold={fold} is not one of data.folds={folds}: choose 0 to {folds - 1}"
+        )
     if splits != "auto":
         raise ConfigError(
-            f"data.folds shares out all images, and so does data.splits={splits}: leave out one of them"
+            f"data.folds splits all images, and so does data.splits={splits}: remove one of them"
         )
 
 

@@ -133,8 +133,9 @@ def upload(pixels: Tensor, device: torch.device) -> Tensor:
     needed_bytes, free_bytes = pixels.nbytes, find_free_bytes(device)
     if needed_bytes > free_bytes * (1 - _KEPT_SHARE):
         raise ConfigError(
-            f"data.cache=device needs {decimal(needed_bytes)} for the decoded pixels on {device}, free are "
-            f"{decimal(free_bytes)}, a quarter of which is kept for training: set data.cache=store"
+            f"data.cache=device needs {decimal(needed_bytes)} for the decoded pixels on "
+            f"{device}, but {decimal(free_bytes)} is free, a quarter of it reserved for "
+            "training: set data.cache=store"
         )
     copy = torch.empty_like(pixels, device=device)
     step = CHUNK_BYTES // pixels.itemsize

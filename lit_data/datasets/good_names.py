@@ -173,7 +173,7 @@ def tells_quality(name: str) -> bool:
 def _warn_of_misfits(names: Collection[str], good: Sequence[str]) -> None:
     for glob in good:
         if not any(_fits(name, [glob]) for name in ("", *names)):
-            log.warning("data.good: '%s' fits no folder of images", escape(glob))
+            log.warning("data.good: '%s' matches no folder of images", escape(glob))
 
 
 def _fits(name: str, globs: Sequence[str]) -> bool:

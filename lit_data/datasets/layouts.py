@@ -186,9 +186,9 @@ def find_labelled_set(
 def _add_repeating(leftovers: Leftovers, divider: FileDivider, division: Division) -> None:
     paths = without(divider.paths, [*division.images, *division.masks])
     leftovers.add(
-        "images show masks or other images in another way",
+        "images are renderings of masks or of other images",
         list(map(divider.name, paths)),
-        "they are left out; move them elsewhere if they are images of their own",
+        "they are skipped; move them elsewhere if they are separate images",
     )
 
 
@@ -229,8 +229,8 @@ def _match(pairing: Pairing) -> Matching:
     matching.problems.raise_if_any(
         f"{len(matching.problems)} of {len(pairing.masks)} masks do not fit the "
         f"{len(pairing.images)} images",
-        "correct their names, leave files out with data.exclude, or rename a folder of images that "
-        "is called as if masks were in it",
+        "correct their names, skip files with data.exclude, or rename an image folder whose "
+        "name suggests masks",
     )
     return matching
 
@@ -349,8 +349,8 @@ def leave_out_unlike(folder: Path, image_set: InspectionSet, leftovers: Leftover
     known = list(filter(None, map(_read_form, others[::step])))
     strays = [number for number in on_top if not _is_alike(image_set.images[number], known)]
     names = [image_set.images[number].name for number in strays]
-    cause = "images on top of the folders are unlike all in them"
-    leftovers.add(cause, names, "they are left out; move them into a folder if they belong")
+    cause = "images at the top level are unlike all images in the folders"
+    leftovers.add(cause, names, "they are skipped; move them into a folder if they belong there")
     return image_set.keep(sorted(set(range(len(image_set.images))).difference(strays)))
 
 

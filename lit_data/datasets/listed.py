@@ -46,7 +46,7 @@ def read_set(folder: Path) -> InspectionSet:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{show_path(folder / SET_FILE)}: no list of an inspection set ({error!s:.80})"
+            f"{show_path(folder / SET_FILE)}: not a list of an inspection set ({error!s:.80})"
         ) from error
 
 
@@ -115,7 +115,7 @@ def _check_items(name: str, items: Sequence[Item], most_axes: int) -> None:
                 f"{what} is a {type(item).__name__}: give a path or a NumPy array, such as "
                 "numpy.asarray(image)"
             )
-    problems.raise_if_any(f"{len(problems)} arrays cannot be taken as {name}")
+    problems.raise_if_any(f"{len(problems)} arrays cannot be used as {name}")
 
 
 def _find_digest(items: Sequence[Item | None]) -> str:

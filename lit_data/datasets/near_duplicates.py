@@ -138,8 +138,9 @@ class _PictureFile:
                 yield cls(file)
         except OSError as error:
             raise StoreError(
-                f"{show_path(folder)}: cannot hold 4 KB of each image, by which near-duplicates are "
-                f"seen ({error.strerror}): free some space, or set data.near_duplicates=apart"
+                f"{show_path(folder)}: cannot store 4 KB per image, which the search for "
+                f"near-duplicates needs ({error.strerror}): free some space, or set "
+                "data.near_duplicates=apart"
             ) from error
 
     def append(self, picture: Floats) -> None:

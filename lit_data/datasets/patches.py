@@ -122,7 +122,7 @@ class PatchDataset(BankDataset):
         paster: DefectPaster | None = None,
     ) -> None:
         if masks is not None and writer is not None:
-            raise ConfigError("give marks to draw, or masks that there are, not both")
+            raise ConfigError("give marks to draw, or existing masks, not both")
         self.bank = bank
         self.patches = patches
         self.masks = masks
@@ -248,7 +248,7 @@ class PatchDataset(BankDataset):
         """Name one sample of this split for a message, by its file and place."""
         places = self.patches.locate_always(index, self.epoch)
         if places is None:
-            return f"sample {index}, whose patch is chosen anew in each epoch"
+            return f"sample {index}, whose patch is chosen again in each epoch"
         y, x = places.position[0].tolist()
         return f"{show_path(self.bank.name(int(places.image[0])))}, patch at (y {y}, x {x}) px"
 

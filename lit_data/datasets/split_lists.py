@@ -35,7 +35,7 @@ LIST_PATHS = (
 """Usual paths of lists, for roots on servers."""
 _SPLIT_COLUMNS = ("split", "subset", "set", "partition")
 TO_SHARE = "'data.splits={train: 0.7, val: 0.15, test: 0.15}'"
-_CURE = f"correct the lists, or share all images out with {TO_SHARE}"
+_CURE = f"correct the lists, or split all images with {TO_SHARE}"
 
 
 class SplitList(NamedTuple):
@@ -216,7 +216,7 @@ def read_split_table(path: Path) -> list[SplitList]:
         split = find_split(str(row.get(split_column) or ""))
         if not name or split is None:
             raise DataError(
-                f"{show_path(path)}, line {number}: needs an image and as its split one of "
+                f"{show_path(path)}, line {number}: needs an image and its split, one of "
                 f"{', '.join(SPLITS)}"
             )
         lists.append(SplitList(split, show_path(path), (str(name),), number))
@@ -245,7 +245,7 @@ def match_lists(
     problems = Problems()
     for split_list in lists:
         if not any(split_list.rows):
-            reason = "is no list file with rows, and no folder with images of the set"
+            reason = "is neither a list file with rows nor a folder with images of the dataset"
             problems.add(split_list.source, f"{split_list.split} {reason}")
         for row, name in _number_rows(split_list):
             try:
@@ -277,8 +277,9 @@ def _refuse_twins(splits: Mapping[str, Sequence[int]]) -> None:
         count = len(splits[one])
         if count and set(splits[one]) == set(splits[other]):
             raise DataError(
-                f"{one} and {other} are the same images ({count}), so that scores would say nothing about "
-                f"new ones: list others for {other}, or share the images out with {TO_SHARE}"
+                f"{one} and {other} are the same images ({count}), so that scores would say "
+                f"nothing about new ones: list others for {other}, or split the images with "
+                f"{TO_SHARE}"
             )
 
 

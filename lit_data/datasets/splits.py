@@ -66,7 +66,7 @@ class NamedSplits(NamedTuple):
     def add_left_out(self, leftovers: Leftovers, names: Sequence[str]) -> None:
         """Add the images that are in no split to what is not used."""
         left_out = [names[number] for number in self.left_out.tolist()]
-        leftovers.add(f"images {self.rule}", left_out, f"{TO_SHARE} takes all")
+        leftovers.add(f"images {self.rule}", left_out, f"{TO_SHARE} uses all")
 
 
 def find_named_splits(
@@ -98,12 +98,12 @@ def find_named_splits(
         return _find_by_folder(names, is_complete=True)
     if splits == "auto":
         lists = [] if root is None else find_lists(root, names, list_folders)
-        rule = "are in no list of a split"
+        rule = "are not in the list of any split"
     elif read_fractions(splits) is not None:
         return None
     else:
         lists = _read_lists(splits, root)
-        rule = "are in no list of data.splits"
+        rule = "are not in any list of data.splits"
     if not lists and splits == "auto":
         by_folder = _find_by_folder(names, is_complete=False)
         lists = find_coco_lists(root) if root is not None and by_folder is None else []
@@ -129,7 +129,7 @@ def _find_by_folder(names: Sequence[str], *, is_complete: bool) -> NamedSplits |
     outside = [names[number] for number in np.flatnonzero(codes < 0).tolist()]
     if is_complete and outside:
         raise DataError(
-            f"splits=folders, but {len(outside)} images lie in no folder of one of "
+            f"splits=folders, but {len(outside)} images are not in a folder named after one of "
             f"{', '.join(SPLITS)}: {list_first(outside)}"
         )
     named = np.unique(codes[codes >= 0]).tolist()
@@ -137,7 +137,7 @@ def _find_by_folder(names: Sequence[str], *, is_complete: bool) -> NamedSplits |
         first = names[int(np.argmax(codes >= 0))]
         _refuse_other_folders(find_split_folder(first), SPLITS[named[0]], outside)
     numbers = {split: np.flatnonzero(codes == code) for code, split in enumerate(SPLITS)}
-    rule = "lie in no folder of a split"
+    rule = "are not in a folder of a split"
     return complete_splits(numbers, len(names), rule, is_open=not is_complete)
 
 
@@ -146,9 +146,9 @@ def _refuse_other_folders(folder: str | None, split: str, outside: Sequence[str]
     others = sorted({name.partition("/")[0] for name in outside if "/" in name})
     if others:
         raise ConfigError(
-            f"only the folder {folder!r} is named after a split ({split}), and {len(outside)} images lie in "
-            f"others ({list_first(others)}): name the folders of the other splits, leave some out with "
-            f"data.exclude, or share all images out with {TO_SHARE}"
+            f"only the folder {folder!r} is named after a split ({split}), and {len(outside)} "
+            f"images are in others ({list_first(others)}): name the folders of the other splits, "
+            f"skip some with data.exclude, or split all images with {TO_SHARE}"
         )
 
 
@@ -270,7 +270,7 @@ def share_out(images: Ints, shares: Mapping[str, float], seed: int) -> dict[str,
 
 def _split_by_share(count: int, shares: Mapping[str, float], seed: int) -> dict[str, Ints]:
     if abs(sum(shares.values()) - 1) > 1e-6 or min(shares.values()) < 0:
-        raise ConfigError(f"splits={dict(shares)} must be shares of at least 0 that add up to 1")
+        raise ConfigError(f"splits={dict(shares)} must be fractions of at least 0 that add up to 1")
     filled_splits = [split for split in SPLITS if shares[split] > 0]
     if count < len(filled_splits):
         raise ConfigError(
@@ -303,7 +303,7 @@ def _read_lists(splits: Splits, root: Path | None) -> list[SplitList]:
     for split, entry in splits.items():
         if isinstance(entry, int | float):
             raise ConfigError(
-                "splits mixes shares and lists: give shares for all, or lists for all"
+                "splits mixes fractions and lists: give fractions for all, or lists for all"
             )
         if isinstance(entry, str):
             path = _locate(entry, root, "list of a split")
@@ -356,11 +356,11 @@ def search_names(names: Sequence[str], pattern: str, option: str) -> list[str | 
         expression = re.compile(pattern)
         choices = _count_choices(_parser.parse(pattern))
     except (re.error, RecursionError, OverflowError) as error:
-        raise ConfigError(f"{option}={pattern!r} is no regular expression: {error}") from error
+        raise ConfigError(f"{option}={pattern!r} is not a regular expression: {error}") from error
     if choices > _CHOICES:
         raise ConfigError(
-            f"{option}={pattern!r} can match one name in so many ways that it may take for "
-            "ever; do not repeat what repeats or has alternatives, as '(a+)+' does, and repeat at "
+            f"{option}={pattern!r} can match one name in so many ways that it may take forever; "
+            "do not repeat what repeats or has alternatives, as '(a+)+' does, and repeat at "
             f"most {_CHOICES} parts"
         )
     most_characters = max(map(len, names))
@@ -382,7 +382,7 @@ def search_names(names: Sequence[str], pattern: str, option: str) -> list[str | 
         match = expression.search(name)
         matches.append(None if match is None else match[group] or "")
     if set(matches) == {None}:
-        raise ConfigError(f"{option}={pattern!r} is found in no name, such as {names[0]!r}")
+        raise ConfigError(f"{option}={pattern!r} matches none of the names, such as {names[0]!r}")
     return matches
 
 

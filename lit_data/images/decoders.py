@@ -216,8 +216,8 @@ def _find_store_dtype(source: ImageSource, dtype: "np.dtype[Any]") -> "np.dtype[
     name = STORE_DTYPES.get(dtype.name)
     if name is None:
         raise DataError(
-            f"{_show(source)}: a store has no room for {dtype}; set data.read.as_float=true to "
-            "cast it to float32"
+            f"{_show(source)}: a store cannot hold {dtype}; set data.read.as_float=true to cast "
+            "it to float32"
         )
     return np.dtype(name)
 
@@ -240,7 +240,7 @@ def scale_depth(pixels: Array, bits: int) -> Array:
 def _note_scaling(bits: int, dtype: "np.dtype[Any]") -> str:
     white = np.iinfo(dtype).max
     return (
-        f"{bits} bits a sample, scaled so that {2**bits - 1} is {white}; data.read.depth=keep "
+        f"{bits} bits per sample, scaled so that {2**bits - 1} is {white}; data.read.depth=keep "
         "keeps the numbers"
     )
 

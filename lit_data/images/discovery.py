@@ -24,7 +24,7 @@ from lit_data.images.header import EXTENSIONS
 log = logging.getLogger(__name__)
 
 MATLAB = "of MATLAB (.mat)"
-MATLAB_CURE = "they are not read: save each mask as PNG, for which docs/masks.md has the lines"
+MATLAB_CURE = "they are not read: save each mask as PNG, with the code in docs/masks.md"
 _FOREIGN = {".parquet", ".arrow", ".tar", ".bin", "state.json", "dataset_dict.json", "samples.json"}
 _FOREIGN |= {"dataset_info.json", "index.json"}
 """Names and suffixes of files in sets of other libraries."""
@@ -131,7 +131,7 @@ class FolderWalk:
             log.info("%s: %d files are skipped by data.exclude", show_path(self._root), count)
         for pattern in self._exclude:
             if not any(map(compile_exclusion([pattern]).fullmatch, self.excluded)):
-                text = "data.exclude: '%s' fits no image below %s"
+                text = "data.exclude: '%s' matches no image below %s"
                 log.warning(text, escape(pattern), show_path(self._root))
 
     def _visit(self, entry: os.DirEntry[str], folder: _ListedFolder) -> Iterator[str]:
@@ -172,7 +172,7 @@ class FolderWalk:
         elif not stat.S_ISDIR(mode):
             self._refuse(link.path, mode)
         elif target in folder.links or is_inside(os.path.realpath(folder.path), target):
-            self.problems.add(link.path, f"a link that leads in a circle, to {show_path(target)}")
+            self.problems.add(link.path, f"a circular link to {show_path(target)}")
         else:
             self._enter(link.path, relative, (*folder.links, target))
 
@@ -202,7 +202,7 @@ class FolderWalk:
             self.outside.append(relative)
         elif self._excludes(relative):
             self.excluded.append(relative)
-            reason = "left out by data.exclude"
+            reason = "skipped by data.exclude"
         else:
             return True
         self.ignored[reason] += 1
@@ -252,8 +252,7 @@ def compile_patterns(patterns: Sequence[str], option: str = "patterns") -> re.Pa
             )
         if len(re.findall(r"\*\*/(?!\*\*/)", pattern)) > _MOST_FOLDERS:  # runs of it count once
             raise ConfigError(
-                f"pattern {pattern[:80]!r} holds '**/' more than {_MOST_FOLDERS} times; take some "
-                "out"
+                f"pattern {pattern[:80]!r} holds '**/' more than {_MOST_FOLDERS} times; remove some"
             )
     try:
         return re.compile("|".join(map(_translate, patterns)), re.DOTALL)
@@ -405,7 +404,7 @@ def match_by_stem(images: Iterable[PathText], masks: Iterable[PathText]) -> list
     problems = Problems()
     image_of = _index_stems(images, problems)
     mask_of = _index_stems(masks, problems)
-    problems.raise_if_any(f"{len(problems)} names clash")
+    problems.raise_if_any(f"{len(problems)} names are used more than once")
     no_mask = [path for stem, path in image_of.items() if stem not in mask_of]
     no_image = [path for stem, path in mask_of.items() if stem not in image_of]
     if no_mask or no_image:

@@ -149,7 +149,7 @@ def _read_stored(stream: BinaryIO, size_bytes: int, options: ReadOptions) -> Sto
     # Page 0 is there in any file.
     if options.page and kind != "tiff":
         raise DataError(
-            f"{options.key}.page={options.page} is not there; only TIFF files have several pages"
+            f"{options.key}.page={options.page} does not exist; only TIFF files have several pages"
         )
     match kind:
         case "png":
@@ -183,8 +183,8 @@ def _check_limits(stored: StoredImage, size_bytes: int, options: ReadOptions) ->
     ratio = pixels * stored.bits_per_pixel // 8 / size_bytes
     if ratio > MAX_RATIO:
         raise DataError(
-            f"{size_bytes} bytes that unpack to {ratio:.0f} times as many; more than {MAX_RATIO} "
-            "is taken for an attack"
+            f"{size_bytes} bytes that unpack to {ratio:.0f} times as many; a factor above "
+            f"{MAX_RATIO} is treated as an attack"
         )
 
 
@@ -278,6 +278,6 @@ def describe_size_mismatch(
     (first, other), (one, two) = map(show_path, names), sizes
     text = f"{first} is {one[0]} x {one[1]} pixels, {other} is {two[0]} x {two[1]}"
     if one == two[::-1]:
-        cure = "set data.read.exif=apply and data.mask_read.exif=apply, or turn one of them"
-        return f"{text}: only turned, perhaps by an EXIF orientation; {cure}"
+        cure = "set data.read.exif=apply and data.mask_read.exif=apply, or rotate one of them"
+        return f"{text}: one of them is rotated, perhaps by an EXIF orientation; {cure}"
     return f"{text}; they must have the same size"

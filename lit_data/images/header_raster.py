@@ -69,7 +69,7 @@ def read_png_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
     frames = int.from_bytes(chunks.get(b"acTL", b"")[:4], "big")
     if frames > 1:
         raise DataError(
-            f"animated PNG with {frames} frames; save the frame to use as a PNG of its own"
+            f"animated PNG with {frames} frames; save the frame you need as a separate PNG"
         )
     stored = _CHANNELS[color_type]
     colors = 3 if stored >= 3 else 1

@@ -137,8 +137,9 @@ class Survey:
         shape = (self.channels, int(self.heights_px[image]), int(self.widths_px[image]))
         if pixels.shape != shape or pixels.dtype.name != self.dtype:
             raise DataError(
-                f"{show_path(path)}: decoded to {pixels.dtype.name} {pixels.shape} but its header "
-                f"says {self.dtype} {shape}; the file is damaged or changes while it is read"
+                f"{show_path(path)}: decoded to {pixels.dtype.name} {pixels.shape} but its "
+                f"header states {self.dtype} {shape}; the file is damaged or changes while it is "
+                "read"
             )
         return np.ascontiguousarray(pixels, np.dtype(self.dtype).newbyteorder("<"))
 
@@ -243,7 +244,7 @@ def raise_bad(
 def report_bad(problems: Problems, total: int, on_bad: OnBad, *, what: str = "images") -> None:
     """Raise one error for all bad sources, or warn of them where they are left out; see `raise_bad`."""
     raise_bad(problems.entries, total, on_bad, what=what)
-    problems.warn_if_any(log, f"{len(problems)} of {total} {what} are bad and left out")
+    problems.warn_if_any(log, f"{len(problems)} of {total} {what} are bad and skipped")
 
 
 def _read_header(decoder: Decoder, source: ImageSource) -> tuple[int, int, int, int] | str:
@@ -309,14 +310,14 @@ def check_alike(rows: Ints, sources: Sequence[ImageSource]) -> None:
     """
     problems = Problems()
     dtypes = [DTYPES[number] for number in rows[:, 3].tolist()]
-    convert = "convert one of them, or leave it out with data.exclude"
+    convert = "convert one of them, or skip it with data.exclude"
     _add_others(problems, dtypes, sources, "dtype", convert)
     counts = rows[:, 0].tolist()
     hint = "set data.read.gray_to_rgb=true" if set(counts) == {1, 3} else convert
     channels = [f"{count} channel(s)" for count in counts]
     _add_others(problems, channels, sources, "number of channels", hint)
     problems.raise_if_any(
-        "the images do not fit into one store", "data.on_bad=skip leaves out those unlike most"
+        "the images do not fit into one store", "data.on_bad=skip skips those that differ from most"
     )
 
 
@@ -336,6 +337,6 @@ def _add_others(
         if value != values[0]:
             problems.add(
                 source.paths[0],
-                f"{value}, but {first_name} has {values[0]}; one set has one {quantity}; {hint}"
-                f"{hint_masks(source)}",
+                f"{value}, but {first_name} has {values[0]}; a dataset has one {quantity}; "
+                f"{hint}{hint_masks(source)}",
             )

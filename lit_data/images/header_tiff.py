@@ -88,7 +88,7 @@ def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None, key: s
         number = page or 0
         if number >= pages:
             raise DataError(
-                f"{key}.page={number} is not there; the file has the pages 0 to {pages - 1}"
+                f"{key}.page={number} does not exist; the file has the pages 0 to {pages - 1}"
             )
         # tifffile parses the first directory whatever the page, so a bad one is an error here too.
         tiff_page = tiff.pages[number]
@@ -103,7 +103,7 @@ def _check_chain(stream: BinaryIO, tiff: Any) -> None:  # noqa: ANN401 - as `ope
     following = stream.read(tiff.tiff.offsetsize)
     if len(following) < tiff.tiff.offsetsize or any(following):
         raise DataError(
-            "truncated or damaged TIFF: a directory lies outside the file, or they loop"
+            "truncated or damaged TIFF: a directory is outside the file, or they form a loop"
         )
     if not 0 < len(tiff.pages) <= _MAX_PAGES:
         raise DataError(f"damaged TIFF: {len(tiff.pages)} directories; 1 to {_MAX_PAGES} are read")
@@ -118,13 +118,13 @@ def _check_tags(stream: BinaryIO, page: Any) -> None:  # noqa: ANN401 - a page o
     lost = {code for code, *_ in table} & _PIXEL_TAGS - set(page.tags.keys())
     if lost:
         raise DataError(
-            f"truncated or damaged TIFF: the values of tags {sorted(lost)} lie outside the file, "
-            "or are of no known type"
+            f"truncated or damaged TIFF: the values of tags {sorted(lost)} are outside the file, "
+            "or of an unknown type"
         )
     for name in _NUMBERS:
         value = getattr(page, name)
         if not isinstance(value, int) and name != "bitspersample":
-            raise DataError(f"damaged TIFF: {name} is {value!r:.50} where a whole number belongs")
+            raise DataError(f"damaged TIFF: {name} is {value!r:.50} instead of a whole number")
     if page.planarconfig not in (_CHUNKY, _PLANAR):
         raise DataError(f"damaged TIFF: its planar configuration is {page.planarconfig}")
 
@@ -146,7 +146,7 @@ def _describe(
     colors = samples - len(alpha)
     if photometric == _PALETTE and colors > 1:
         raise DataError(
-            f"a palette image with {colors - 1} unnamed channels beside its numbers; save it as "
+            f"a palette image with {colors - 1} unnamed channels besides its numbers; save it as "
             "RGB: magick IN.tif -alpha off -type TrueColor OUT.png"
         )
     orientation = page.tags.valueof(274, 1)
@@ -284,7 +284,7 @@ def _check_jpeg_sizes(
         is_higher = frame.height > grid.segment_height_px + _BLOCK_PX
         if is_higher or frame.width > grid.segment_width_px + _BLOCK_PX:
             raise DataError(
-                f"damaged TIFF: a JPEG segment of {frame.height} x {frame.width} pixels in place "
+                f"damaged TIFF: a JPEG segment of {frame.height} x {frame.width} pixels instead "
                 f"of {grid.segment_height_px} x {grid.segment_width_px}"
             )
 
@@ -339,9 +339,7 @@ def _check_page_count(page: Any, pages: int, wanted: int | None, key: str) -> No
         raise DataError(f"{pages} pages; choose one with {key}.page=0 to {key}.page={pages - 1}")
     hidden = _count_hidden_images(page)
     if pages == 1 and hidden > 1:
-        raise DataError(
-            f"{hidden} images behind one page; save each as a page or a file of its own"
-        )
+        raise DataError(f"{hidden} images inside one page; save each as a separate page or file")
 
 
 def _count_hidden_images(page: Any) -> int:  # noqa: ANN401 - a page of tifffile

@@ -71,7 +71,10 @@ def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOpti
         return options
     counts = sum(readable, np.zeros(256, np.int64))
     if sampled[0].parent.name.startswith(_VOC_FOLDER) and _are_of_voc(counts):
-        reason = "masks as of VOC, where 255 is neither (data.mask_read.ignore=255): values from"
+        reason = (
+            "masks in the style of VOC, where 255 is ignored (data.mask_read.ignore=255): "
+            "values from"
+        )
         return replace(_set_threshold(options, 1, reason), ignore=IGNORED)
     return _choose_threshold(counts, len(sampled), options)
 
@@ -99,12 +102,12 @@ def choose_inversion(masks: Sequence[Path], options: MaskOptions) -> MaskOptions
     if not inverted:
         return options
     if np.mean([_measure_zeros(path) for path in _sample(inverted)]) > _HALF:
-        reason = "stored, as most of their pixels are 0 (data.mask_read.invert=false)"
+        reason = "stored, because most of their pixels are 0 (data.mask_read.invert=false)"
         options = replace(options, invert=False)
     else:
         reason = "seen (data.mask_read.invert=photometric)"
         options = replace(options, invert="photometric")
-    log.info("%d masks store white as 0, and are taken as they are %s", len(inverted), reason)
+    log.info("%d masks store white as 0, and are read as they are %s", len(inverted), reason)
     return options
 
 
@@ -216,8 +219,8 @@ def _name_colours(
     typed = str(colours).replace(" ", "")
     if options.classes not in (2, len(colours)):
         raise DataError(
-            f"masks hold {len(colours)} colors, that of the background among them, and "
-            f"data.classes names {options.classes - 1}: name one for each other color of {typed}"
+            f"masks hold {len(colours)} colors, including the background, and data.classes names "
+            f"{options.classes - 1}: name one for each other color of {typed}"
         )
     hint = ""
     if options.classes == 2 and len(marks) > 1:

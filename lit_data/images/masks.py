@@ -30,7 +30,7 @@ class _MaskReadOptions(ReadOptions):
         "set data.mask_read.alpha=drop to read it without, or =only if it is the mask"
     )
     colour_cure: ClassVar[str] = (
-        "set data.mask_read.channels=brightest if all that is not black is the defect"
+        "set data.mask_read.channels=brightest if every pixel that is not black is a defect"
     )
 
 
@@ -88,8 +88,8 @@ class MaskOptions:
         check_choice("invert", self.invert, (False, True, "auto", "photometric"))
         if self.invert is True and self.classes > 2:
             raise ConfigError(
-                f"invert=true makes the defect of the background, which is for 2 classes, and "
-                f"classes={self.classes}: leave it out"
+                "invert=true swaps defect and background, which needs 2 classes, and "
+                f"classes={self.classes}: remove it"
             )
         if self.classes > 2 and self.scale != "auto":
             raise ConfigError(
@@ -107,13 +107,13 @@ class MaskOptions:
             )
         if self.ignore is not None and (not isinstance(self.ignore, int) or self.classes > IGNORED):
             raise ConfigError(
-                f"ignore={self.ignore!r} must be a whole number, beside at most {IGNORED} classes"
+                f"ignore={self.ignore!r} must be a whole number, with at most {IGNORED} classes"
             )
         check_choice("channels", self.channels, [*_CHANNELS])
         if self.classes > 2 and (self.channels != "equal" or self.alpha == "only"):
             raise ConfigError(
-                "channels=brightest and alpha=only tell a defect from the background, which is 2 "
-                f"classes, and classes={self.classes}: name the colors of the classes"
+                "channels=brightest and alpha=only separate a defect from the background, which "
+                f"needs 2 classes, and classes={self.classes}: name the colors of the classes"
             )
         if self.colours is not None:
             self._check_colours()
@@ -130,18 +130,17 @@ class MaskOptions:
             or not are_bytes
         ):
             raise ConfigError(
-                f"colours={self.colours!r} must be two or more different [red, green, blue] of "
-                "0 to 255, that of the background first"
+                f"colours={self.colours!r} must be two or more different [red, green, blue] of 0 "
+                "to 255, the background first"
             )
         if self.classes not in (2, len(colours)):
             raise ConfigError(
-                f"{len(colours)} colors, that of the background among them, and {self.classes} "
-                "classes"
+                f"{len(colours)} colors, including the background, and {self.classes} classes"
             )
         if self.threshold is not None or self.ignore is not None or self.scale != "auto":
-            raise ConfigError("colours say all: leave out scale, threshold and ignore")
+            raise ConfigError("colours replaces scale, threshold and ignore: remove them")
         if self.channels != "equal" or self.alpha == "only":
-            raise ConfigError("colours say all: leave out channels=brightest and alpha=only")
+            raise ConfigError("colours replaces channels=brightest and alpha=only: remove them")
         object.__setattr__(self, "colours", colours)
 
     @property
@@ -256,7 +255,7 @@ def _number(mask: Array, options: MaskOptions) -> Bytes:
 def _number_colours(mask: Array, colours: Sequence[Sequence[int]], classes: int) -> Bytes:
     mask = widen_bits(mask)
     if mask.dtype != np.uint8:
-        raise DataError(f"mask of {mask.dtype}; masks of colors have 8 bits, save it as 8-bit PNG")
+        raise DataError(f"mask of {mask.dtype}; color masks have 8 bits; save it as 8-bit PNG")
     packed = pack_colours(mask)
     numbers = np.full(mask.shape[1:], -1)  # of no colour that is named
     for number, colour in enumerate(colours):
@@ -310,8 +309,8 @@ def _explain(values: Array, allowed: str, options: MaskOptions) -> str:
         cure = _cure_edges(values)
     else:
         cure = (
-            "set data.mask_read.threshold=1 if all but 0 is the defect, or save the numbers of "
-            "the classes from 0 on as 8-bit PNG (KITTI: number // 256)"
+            "set data.mask_read.threshold=1 if every value but 0 is a defect, or save the "
+            "numbers of the classes from 0 on as 8-bit PNG (KITTI: number // 256)"
         )
     return f"mask with the values {show_values(values)}; allowed are {allowed}; {cure}"
 
@@ -338,9 +337,9 @@ def _cure_small_values(values: Array, options: MaskOptions) -> str:
     numbers = f"set data.mask_read.classes={largest + 1} if these are class numbers"
     cure = numbers if _are_class_numbers(values) else edges
     if are_two and largest >= _FEW:
-        cure = "set data.mask_read.threshold=1 if all but 0 is the defect"
+        cure = "set data.mask_read.threshold=1 if every value but 0 is a defect"
     if are_two and options.palette == "index":
-        palette = "if they stand for black and white in a palette"
+        palette = "if they are black and white in a palette"
         return f"{cure}, or data.mask_read.palette=expand {palette}"
     if _are_class_numbers(values) and len(values) <= largest:  # no run of class numbers
         return f"{edges}, as smooth scaling leaves them; {cure}"

@@ -152,7 +152,7 @@ def check_directory(members: list[zipfile.ZipInfo], max_total_bytes: int) -> Non
     if total_bytes > max_total_bytes:
         raise DataError(
             f"{total_bytes} bytes unpacked, more than max_total_bytes={max_total_bytes}; raise "
-            "that if the archive is meant to be so large"
+            "that if the archive should be that large"
         )
     seen: set[str] = set()
     for member in members:

@@ -54,7 +54,7 @@ class ReadOptions:
             that white is stored as 0, as fax pages do (``photometric``). White is the largest
             number of the stored depth: 255 of 8 bits, 4095 of 12, 65535 of 16, True of bilevel
             images; of the colors where a palette is expanded. Signed and floating pixels and the
-            numbers of a palette have no white and are refused.
+            palette numbers have no white and are refused.
         as_float: Cast integers to float32, unscaled; for depths a store has no room for (int32,
             uint32 and wider).
         depth: ``scale`` brings images of 1 to 7 and 9 to 15 bits to all values of their dtype, as
@@ -161,13 +161,13 @@ def must_invert(stored: StoredImage, options: ReadOptions) -> bool:
         return False
     if stored.palette and options.palette == "index":
         raise DataError(
-            f"invert={options.invert!r}, but numbers of a palette have no white; set "
+            f"invert={options.invert!r}, but palette numbers have no white; set "
             f"{options.key}.palette=expand"
         )
     if stored.dtype.kind not in "bu":
         raise DataError(
-            f"invert={options.invert!r}, but {stored.dtype} has no defined white; leave invert "
-            "out, or save it as whole numbers from 0 on"
+            f"invert={options.invert!r}, but {stored.dtype} has no defined white; remove invert, "
+            "or save it as whole numbers from 0 on"
         )
     return True
 
@@ -199,7 +199,5 @@ def note_inversion(stored: StoredImage, options: ReadOptions) -> tuple[str, ...]
     if stored.white_is_zero:
         note = "white is stored as 0; values are kept as stored (invert=False)"
         has_white = stored.dtype.kind in "bu"
-        return (
-            f"{note}; {options.key}.invert=photometric turns them round" if has_white else note,
-        )
+        return (f"{note}; {options.key}.invert=photometric inverts them" if has_white else note,)
     return ()

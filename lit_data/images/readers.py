@@ -99,8 +99,7 @@ def _check_values(array: Array) -> tuple[str, ...]:
         )
     if array.min() >= 0 and 1 < array.max() <= 255:
         return (
-            "float pixels between 0 and 255 instead of 0 and 1; say so with "
-            "data.read.value_range=[0,255]",
+            "float pixels between 0 and 255 instead of 0 and 1; set data.read.value_range=[0,255]",
         )
     return ()
 
@@ -389,5 +388,5 @@ def _differs(
     dtype: object, shape: tuple[int, ...], said_dtype: object, said_shape: tuple[int, ...]
 ) -> str:
     return (
-        f"the decoder gives {dtype} {tuple(shape)} where the header says {said_dtype} {said_shape}"
+        f"the decoder gives {dtype} {tuple(shape)} but the header states {said_dtype} {said_shape}"
     )

@@ -102,7 +102,7 @@ class ShardOptions:
         check_choice("prepare.encoding", self.encoding, get_args(Encoding))
         if self.finish and self.part is not None:
             raise ConfigError(
-                f"prepare.finish=true joins all parts: leave prepare.part={self.part} out"
+                f"prepare.finish=true joins all parts: remove prepare.part={self.part}"
             )
 
 

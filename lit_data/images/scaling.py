@@ -73,7 +73,7 @@ class Scaling:
         """
         check_choice("fit", fit, ("contain", "stretch"))
         if size_px is None and fit != "contain":
-            log.info("data.fit=%s changes nothing, as data.size_px is not set", fit)
+            log.info("data.fit=%s has no effect, because data.size_px is not set", fit)
         if size_px is None and scale is None:
             return None
         if scale is None:
@@ -81,7 +81,8 @@ class Scaling:
         if size_px is not None:
             raise ConfigError(
                 f"size_px={size_px} and scale={scale} exclude each other: size_px scales each "
-                "image to one size, scale all of them by one factor; set one of them to null"
+                "image to one size, scale multiplies all sizes by one factor; set one of them "
+                "to null"
             )
         is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
         if not is_number or not 0 < scale <= LARGEST_FACTOR:

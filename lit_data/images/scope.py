@@ -105,7 +105,7 @@ def find_fault(name: str) -> str | None:
     try:
         encoded = [os.fsencode(part) for part in parts]
     except UnicodeEncodeError:
-        return "is no valid text"
+        return "is not valid text"
     if any(b"\0" in part for part in encoded):
         return "holds a zero byte"
     if (
@@ -166,14 +166,14 @@ def parse_list(content: bytes, what: str) -> dict[str, str | None]:
     try:
         lines = content.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
-        raise DataError(f"{what}: is no text in UTF-8") from error
+        raise DataError(f"{what}: is not UTF-8 text") from error
     sums: dict[str, str | None] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
             continue
         if line.lstrip().startswith("<"):
             raise DataError(
-                f"{what}, line {number}: is HTML and no list of files: {escape(line[:80])}"
+                f"{what}, line {number}: is HTML, not a list of files: {escape(line[:80])}"
             )
         # As `sha256sum` writes it: a sum, two blanks or a blank and a star, and the name.
         match = _LINE.fullmatch(line)
@@ -181,7 +181,7 @@ def parse_list(content: bytes, what: str) -> dict[str, str | None]:
         name = name.removeprefix("./")
         if sums.setdefault(name, stated) != stated:
             raise DataError(
-                f"{what}, line {number}: {escape(name)} is there twice, with other sums"
+                f"{what}, line {number}: {escape(name)} appears twice, with different sums"
             )
     if not sums:
         raise DataError(f"{what}: names no file")

@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 _GRACE_S = 1.0
 _SEED = 0
 """Seed of the global generators in the first worker, from which a dataset may draw."""
-_PLACE = "the first samples, in a process of their own"
+_PLACE = "the first samples, in a separate process"
 
 
 def can_start_processes() -> bool:
@@ -137,7 +137,7 @@ def describe_end(exitcode: int | None) -> tuple[str, str]:
     if exitcode == -signal.SIGBUS:
         return "was killed (SIGBUS)", "A mapped file became shorter, or memory for a page ran out."
     if exitcode is None:
-        return "ended", "Its exit code is lost."
+        return "ended", "Its exit code is unknown."
     if exitcode < 0:
         return (
             f"was killed ({signal.Signals(-exitcode).name})",

@@ -134,7 +134,7 @@ class LoaderState:
             if saved != current:
                 raise ConfigError(
                     f"the checkpoint stopped inside epoch {self.epoch}, after {self.position} "
-                    f"samples of an order with {name}={saved}, and now it is {current}: resume "
+                    f"samples of an order with {name}={saved}, but it is {current} now: resume "
                     "with the same data and seed, or from a checkpoint of an epoch's end"
                 )
 
@@ -147,8 +147,7 @@ class LoaderState:
         if drawn != self.drawn:
             raise ConfigError(
                 f"the checkpoint stopped inside epoch {self.epoch}, and the sampler has another "
-                "order now: leave out its own generator, or resume from a checkpoint of an epoch's "
-                "end"
+                "order now: remove its generator, or resume from a checkpoint of an epoch's end"
             )
 
     def check_length(self, batch_size: int, world_size: int) -> None:

@@ -152,9 +152,9 @@ def _check_kind(rows: RowWriter, kind: WorkerKind) -> tuple[WorkerKind, str]:
     if kind != "thread" or not is_isolated(rows):
         return kind, "as configured"
     log.warning(
-        "worker_kind=thread: %s draws from the global generators of torch, NumPy or random, which "
-        "threads share with training, so samples would change from run to run: the main thread "
-        "reads it alone; for several workers set worker_kind=process",
+        "worker_kind=thread: %s draws from the global generators of torch, NumPy or random, "
+        "which threads share with training, so samples would change from run to run: only the "
+        "main thread reads it; for several workers set worker_kind=process",
         type(rows.dataset if isinstance(rows, SampleWriter) else rows).__name__,
     )
     return "inline", "the dataset draws from global generators, which threads share"
@@ -168,7 +168,7 @@ def is_isolated(rows: RowWriter) -> bool:
 def _choose(rows: RowWriter, layout: Layout, options: LoaderOptions, world_size: int) -> Choice:
     facts = rows.facts if isinstance(rows, SampleWriter) else UNREAD
     if facts.trouble:
-        reason = f"it cannot be read in a process of its own ({facts.trouble})"
+        reason = f"it cannot be read in a separate process ({facts.trouble})"
         return Choice(kind="inline", workers=0, reason=reason)
     must_be_apart = facts.keeps_files and can_start_processes()
     num_workers = options.num_workers

@@ -38,7 +38,7 @@ class SamplerOrder:
         self.dataset = dataset
         self._drawn: tuple[tuple[int, int], Ints] | None = None
         if not len(self):
-            raise ConfigError("the sampler gives no samples: there is nothing to make a batch of")
+            raise ConfigError("the sampler gives no samples: there is nothing to batch")
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -76,7 +76,7 @@ class SamplerOrder:
         indices = _as_array(drawn)
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
             raise ConfigError(
-                f"the sampler gives {drawn[0]!r}: give single indices, and batch_size= beside them"
+                f"the sampler gives {drawn[0]!r}: give single indices, together with batch_size="
             )
         if indices.min() < 0 or indices.max() >= samples:
             raise ConfigError(
@@ -104,9 +104,9 @@ def check_sampler(
     if sampler is None:
         return
     if shuffle:
-        raise ConfigError("sampler= and shuffle=True both give the order: leave one of them out")
+        raise ConfigError("sampler= and shuffle=True both set the order: remove one of them")
     if isinstance(sampler, DistributedSampler) and world_size != 1:
         raise ConfigError(
-            "a DistributedSampler shares the samples over ranks, as this loader does itself: leave "
-            "it out and set shuffle=True, or give rank=0, world_size=1 beside it"
+            "a DistributedSampler shares the samples over ranks, as this loader does itself: "
+            "remove it and set shuffle=True, or also give rank=0, world_size=1"
         )

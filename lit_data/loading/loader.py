@@ -57,15 +57,14 @@ class MicroBatchLoader:
     an epoch and every random number of a sample depend on the seed, the epoch and the sample alone:
     not on workers, micro-batches, batch size or ranks, so no worker can change them.
 
-    Each pass is one epoch further than the one before, also after a pass that was broken off.
-    `set_epoch` gives the next pass its epoch, which Lightning does through `sampler`; a further
-    pass within an epoch of Lightning (``max_size_cycle``) has an order of its own.
+    Each pass is the next epoch, also after an interrupted pass.
+    `set_epoch` gives the next pass its epoch, which Lightning does through `sampler`; another pass
+    within an epoch of Lightning (``max_size_cycle``) has a different order.
 
     Several ranks share the samples: each reads its part of every step, without a
     `DistributedSampler`.
 
-    A batch lives in staging memory that is lent: it is written again only when the last tensor of
-    it is gone.
+    A batch is in staging memory, which is reused only when its last tensor is deleted.
 
     Args:
         dataset: One that writes rows (`lit_data.core.types.RowWriter`), or any map-style dataset.
@@ -73,31 +72,31 @@ class MicroBatchLoader:
         shuffle: Random order, new in each epoch; otherwise ascending.
         sampler: Indices of the samples of a pass in their order, as torch's samplers give them;
             ranks share them. It draws from global generators that are seeded by seed and epoch.
-        rank: This process; by default that of `torch.distributed` if its process group is up when a
-            pass begins, else 0.
-        world_size: Number of processes, by default likewise; ``rank=0, world_size=1`` lets each
-            process read everything.
-        collate_fn: As torch's DataLoader has it: a list of samples of any kind and size becomes a
-            batch, in a worker; `list` keeps them as they are. By default samples are stacked in
-            place, which is several times as fast.
+        rank: Rank of this process; by default that of `torch.distributed` if its process group is
+            initialized when a pass begins, else 0.
+        world_size: Number of processes, with the same default; with ``rank=0, world_size=1`` each
+            process reads everything.
+        collate_fn: As in torch's DataLoader: makes a batch from a list of samples of any kind and
+            size, in a worker; `list` keeps them as they are. By default samples are stacked in
+            place, which is several times faster.
         worker_init_fn: Called with its number in each worker process, before the first sample; not
             without processes, as in torch.
         stage: Use of the batches. For val, test and predict each sample occurs exactly once over
-            all ranks, for train all ranks take equally many steps; by default both, and what cannot
-            have both is refused.
+            all ranks, for train all ranks take equally many steps; by default both, or an error if
+            both are not possible.
         repeats: Every pass is one of epoch 0, with the same random numbers, unless `set_epoch` is
-            called; by default so for val, test and predict. Without a `stage` passes differ, as
-            those of torch's DataLoader do.
-        **torch_options: Arguments of torch's DataLoader in place of `options`, see `TorchOptions`.
+            called; the default for val, test and predict. Without a `stage` passes differ, as with
+            torch's DataLoader.
+        **torch_options: Arguments of torch's DataLoader instead of `options`, see `TorchOptions`.
 
     Attributes:
         epoch: Epoch of the order and the random numbers of the next pass.
-        sampler: Through which a Trainer tells the epoch.
-        count_trained: Returns (epoch, batches trained in it) if somebody knows, such as a Trainer;
-            otherwise every batch handed out counts as trained.
+        sampler: Object through which a Trainer sets the epoch.
+        count_trained: Returns (epoch, batches trained in it) if it is known, as with a Trainer;
+            otherwise every returned batch counts as trained.
         device: A CUDA device to which batches are copied one ahead (`lit_data.loading.transfer`);
-            none leaves that to the consumer.
-        assemble_s: Seconds that handing out batches took so far, without waiting for workers.
+            None leaves that to the consumer.
+        assemble_s: Seconds spent on returning batches so far, without waiting for workers.
 
     Raises:
         ConfigError: The dataset cannot be read by index, is empty or smaller than the number of
@@ -126,9 +125,7 @@ class MicroBatchLoader:
         self.collate_fn = collate_fn
         self.worker_init_fn = worker_init_fn
         if collate_fn is not None and self.options.micro_batch_size != "auto":
-            raise ConfigError(
-                "collate_fn makes a batch of whole samples: leave out micro_batch_size"
-            )
+            raise ConfigError("collate_fn makes a batch of whole samples: remove micro_batch_size")
         self.stage = stage
         self._orders = CurrentOrder(
             dataset,
@@ -168,7 +165,7 @@ class MicroBatchLoader:
 
     @property
     def sampler(self) -> EpochSampler | SequentialSampler:
-        """Return what a Trainer tells the epoch; by its class it knows an ascending order."""
+        """Return the object through which a Trainer sets the epoch."""
         return make_sampler(self.order, self._begin_epoch)
 
     @property
@@ -258,7 +255,7 @@ class MicroBatchLoader:
     def read(self, positions: Ints, epoch: int) -> Any:  # noqa: ANN401 - the structure of a sample
         """Return the samples at some positions of an epoch's order as one batch.
 
-        It is for looking at a few: no worker reads them.
+        For a few samples: no worker reads them.
         """
         rows, samples = self._rows, len(positions)
         # Nothing may be open here of a dataset whose workers are processes.
@@ -281,7 +278,7 @@ class MicroBatchLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return the samples trained so far: a few plain numbers.
 
-        Any number of ranks and workers can go on from them.
+        Any number of ranks and workers can resume from them.
         """
         progress = self._progress or self._start(self.epoch)
         order = self._order if self._progress else self.order
@@ -297,10 +294,10 @@ class MicroBatchLoader:
         return LoaderState.within(order, epoch, position, batches, self.batch_size).to_plain()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken; the batch size stays that of this loader.
+        """Resume where a state was taken; the batch size stays that of this loader.
 
         Raises:
-            StoreError: This is no state of a loader.
+            StoreError: This is not the state of a loader.
             ConfigError: It was taken inside an epoch of another order, or of another known length.
         """
         resumed = LoaderState.from_plain(state)
@@ -443,8 +440,8 @@ class MicroBatchLoader:
     def _check_current(self, assembly: Assembly) -> None:
         if self._assembly is not assembly:
             raise ConfigError(
-                "another iteration over this loader has begun, and its workers serve one at a "
-                "time: make a loader for each"
+                "another iteration over this loader has begun, and its workers serve one "
+                "iteration at a time: create one loader per iteration"
             )
 
     def _end_iteration(self, assembly: Assembly) -> None:

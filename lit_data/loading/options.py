@@ -27,15 +27,15 @@ class LoaderOptions:
     """Options of a `MicroBatchLoader`, validated when they are created.
 
     For example, a batch of 32 with micro-batches of 8 is written by up to four workers at once,
-    each into its own rows. None of these options changes a sample, nor, but for `locality` and with
-    the same batch size, a batch.
+    each into its own rows. None of these options changes a sample. With the same batch size, only
+    `locality` changes batches.
 
     Args:
-        batch_size: Samples per batch, of each rank where there are several.
-        global_batch_size: Samples per step of all ranks together, in place of `batch_size`: each
-            takes its equal part.
-        micro_batch_size: Samples that a worker writes at a time; one larger than a batch counts as
-            the batch. For `auto` see `lit_data.loading.choice.Choice.count_rows`.
+        batch_size: Samples per batch and rank.
+        global_batch_size: Samples per step of all ranks together, instead of `batch_size`: each
+            rank takes an equal part.
+        micro_batch_size: Samples that a worker writes at a time; at most a whole batch. For `auto`
+            see `lit_data.loading.choice.Choice.count_rows`.
         num_workers: Workers; 0 is the main thread, for `auto` see
             `lit_data.loading.choice.choose_workers`.
         worker_kind: `inline` (the main thread), `thread`, `process`, or `auto`: as a short
@@ -43,16 +43,16 @@ class LoaderOptions:
         start_method: How processes start; `auto` is the default of this Python.
         resizable: `loader.batch_size = n` takes effect with the next batch; such a loader has no
             length.
-        prefetch_batches: Batches under way beside the one handed out.
-        pin_memory: Page-locked batches, which copy to a GPU without blocking, where CUDA is present;
-            `auto` says nothing where it is not.
-        locality: `none` shuffles all samples; `image`, for sets larger than memory, as many images
-            at a time as take `window_bytes`, so that each is read from the disk once in an epoch;
-            `auto` does that for a set of shards that does not fit its local cache.
+        prefetch_batches: Batches prepared ahead of the one in use.
+        pin_memory: Page-locked batches, which are copied to a GPU without blocking, if CUDA is
+            present; `auto` does not warn if it is not.
+        locality: `none` shuffles all samples; `image`, for datasets larger than memory, shuffles as
+            many images at a time as fit into `window_bytes`, so each is read from disk once per
+            epoch; `auto` does that for a set of shards that does not fit its local cache.
         window_bytes: See `locality`.
         seed: Seed of the order and of every random number of a sample, 0 <= seed < 2**64.
-        drop_last: Leave out the last batch of an epoch when it is short.
-        timeout_s: Longest wait for one micro-batch before the run ends with a message.
+        drop_last: Drop the last batch of an epoch if it is short.
+        timeout_s: Longest wait for one micro-batch before the run ends with an error.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -105,7 +105,7 @@ class LoaderOptions:
         if rest or not samples:
             raise ConfigError(
                 f"global_batch_size={self.global_batch_size} cannot be shared evenly by "
-                f"{world_size} ranks: choose a multiple of {world_size}, or set batch_size, which "
-                "is that of each rank"
+                f"{world_size} ranks: choose a multiple of {world_size}, or set batch_size, "
+                "which is the size per rank"
             )
         return samples

@@ -115,7 +115,7 @@ def find_windows(dataset: object, options: LoaderOptions) -> Windows | None:
     needs_windows: bool = getattr(dataset, "needs_windows", False)
     if needs_windows and options.locality == "none":
         raise ConfigError(
-            "loader.locality=none, but the set of shards does not fit data.cache_bytes, so that "
+            "loader.locality=none, but the set of shards does not fit data.cache_bytes, so "
             "every batch would fetch shards: raise it, or leave loader.locality at auto"
         )
     if options.locality == "none" or (options.locality == "auto" and not needs_windows):
@@ -124,8 +124,8 @@ def find_windows(dataset: object, options: LoaderOptions) -> Windows | None:
     if runs is not None:
         return Windows(runs, options.window_bytes)
     reason = (
-        f"{type(dataset).__name__} does not say which of its samples lie together (`runs`), or "
-        "takes parts of them from anywhere (mosaics, pasted defects)"
+        f"{type(dataset).__name__} does not state which of its samples are stored together "
+        "(`runs`), or uses parts of other samples (mosaics, pasted defects)"
     )
     if needs_windows:
         raise ConfigError(
@@ -180,10 +180,10 @@ class EpochOrder:
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank={self.rank} is out of range for world_size={self.world_size}")
         if not self.length:
-            raise ConfigError("the dataset is empty: there is nothing to make a batch of")
+            raise ConfigError("the dataset is empty: there is nothing to batch")
         if self.length < self.world_size:
             raise ConfigError(
-                f"{self.length} samples cannot be shared by {self.world_size} ranks: use fewer "
+                f"{self.length} samples cannot be split over {self.world_size} ranks: use fewer "
                 "devices or more data"
             )
 
@@ -260,9 +260,9 @@ class EpochOrder:
         rest = self.length % self.world_size
         if rest and batch_size == 1 and self.equal_steps and not self.drop_last:
             raise ConfigError(
-                f"{self.length} samples in batches of 1 cannot be shared evenly by "
-                f"{self.world_size} ranks: give MicroBatchLoader(stage='val') if each sample is to "
-                f"be read once, stage='train' if {rest} may be left out"
+                f"{self.length} samples in batches of 1 cannot be split evenly over "
+                f"{self.world_size} ranks: give MicroBatchLoader(stage='val') if each sample is "
+                f"to be read once, stage='train' if {rest} may be dropped"
             )
 
     def indices(self, position: int, taken: int, epoch: int) -> Ints:

@@ -340,7 +340,7 @@ class ProcessWorkers:
         samples = self._describe_held(first.pid or 0)
         if not samples and (first.exitcode or 0) > 0:
             hint = (
-                "Its own message stands above; with spawn and forkserver, start the program under "
+                "Its own message is above; with spawn and forkserver, start the program under "
                 "__main__ only."
             )
         raise WorkerDiedError(
@@ -358,9 +358,9 @@ class ProcessWorkers:
     def _describe_hang(self) -> str:
         if not self._issued:
             return (
-                f"the workers had not started after timeout_s={self.timeout_s:g} s: is the machine "
-                "busy, or the dataset slow to be sent to them? Raise data.loader.timeout_s, or "
-                "take fewer data.loader.num_workers"
+                f"the workers had not started after timeout_s={self.timeout_s:g} s: is the "
+                "machine busy, or is sending the dataset to them slow? Raise "
+                "data.loader.timeout_s, or lower data.loader.num_workers"
             )
         task = next(iter(self._issued.values()))
         pid = self._find_busy(task)
@@ -419,7 +419,7 @@ def _describe_files(workers: int) -> str:
     limit, _ = count_files()
     needed = _FILES + _FILES_PER_WORKER * workers
     return (
-        f"{workers} workers cannot run: this process may have {limit} files open (ulimit -n), and "
-        f"they need about {needed} beside those of the program: raise the limit or lower "
+        f"{workers} workers cannot run: this process may open {limit} files (ulimit -n), and "
+        f"workers need about {needed} in addition: raise the limit or lower "
         "data.loader.num_workers"
     )

@@ -44,7 +44,7 @@ class Facts(NamedTuple):
         draws: The dataset was seen to draw from global generators.
         keeps_files: Reading left files open.
         sample_s: Seconds per sample; None if not measured.
-        trouble: Why it cannot be read in a process of its own, if it cannot.
+        trouble: Why it cannot be read in a separate process, if it cannot.
     """
 
     structure: Value
@@ -241,8 +241,8 @@ def count_samples(dataset: RowWriter | MapStyle) -> int:
     has_index = hasattr(dataset, "__getitem__") or isinstance(dataset, RowWriter)
     if isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not has_index):
         raise ConfigError(
-            f"{type(dataset).__name__} is an iterable dataset, which is not supported: use torch's "
-            "DataLoader for it, or give one with __getitem__ and __len__"
+            f"{type(dataset).__name__} is an iterable dataset, which is not supported: use "
+            "torch's DataLoader for it, or give a dataset with __getitem__ and __len__"
         )
     if not has_index or not hasattr(dataset, "__len__"):
         raise ConfigError(

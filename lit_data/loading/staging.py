@@ -91,8 +91,8 @@ def _flatten(name: str, field: FieldSpec, rows: Array, counts: Array) -> torch.T
     most_items = int(counts.max())
     if most_items > rows.shape[1]:
         raise DataError(
-            f"{name!r} of a sample has {most_items} items and there is room for {rows.shape[1]}: "
-            "raise the dataset's most items per sample"
+            f"{name!r} of a sample has {most_items} items, and a batch has room for "
+            f"{rows.shape[1]}: raise the dataset's most items per sample"
         )
     flat = np.concatenate([row[:count] for row, count in zip(rows, counts.tolist(), strict=True)])
     if field.row_column:

@@ -114,8 +114,8 @@ def _check_form(structure: Value, parts: list[Value]) -> None:
             is_alike = is_list and len(part) == len(structure)
         if not is_alike:
             raise DataError(
-                f"a sample is a {_sketch(part)} and sample 0 a {_sketch(structure)}: give them one "
-                "form"
+                f"a sample is a {_sketch(part)} and sample 0 a {_sketch(structure)}: give all "
+                "samples one form"
             )
 
 
@@ -129,7 +129,7 @@ def _fill_leaf(leaf: Leaf, dtype: torch.dtype, parts: list[Value], target: Array
             raise DataError(
                 f"{_name(leaf.path)} has shape {list(array.shape)} and that of sample 0 has "
                 f"{list(target.shape[1:])}: crop or pad the samples to one shape, or give "
-                "MicroBatchLoader(collate_fn=list) and take lists of samples"
+                "MicroBatchLoader(collate_fn=list) to get lists of samples"
             )
         target[row] = array
 
@@ -269,7 +269,7 @@ def _as_tensor(value: Value, path: str) -> torch.Tensor:
         raise ConfigError(
             f"{where} is a {type(value).__name__}, which cannot be put into a batch: return "
             "tensors, arrays, numbers, text, or dicts, tuples and lists of them, or give "
-            "MicroBatchLoader(collate_fn=list) and take lists of samples"
+            "MicroBatchLoader(collate_fn=list) to get lists of samples"
         ) from error
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise ConfigError(

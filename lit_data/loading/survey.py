@@ -54,7 +54,7 @@ def as_rows(
         return rows
     if collate_fn is not None:
         raise ConfigError(
-            f"{type(dataset).__name__} writes into the rows of a batch itself: leave out collate_fn"
+            f"{type(dataset).__name__} writes into the rows of a batch itself: remove collate_fn"
         )
     return dataset
 

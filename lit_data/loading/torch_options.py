@@ -26,8 +26,8 @@ _OPTIONS = {
 """Arguments of torch, and the options that they set."""
 _REFUSED: Mapping[str, tuple[object, str]] = {
     "batch_sampler": (None, "give sampler= and batch_size="),
-    "pin_memory_device": ("", "batches are pinned for the device of the run: leave it out"),
-    "in_order": (True, "batches always come in order: leave it out"),
+    "pin_memory_device": ("", "batches are pinned for the device of the run: remove it"),
+    "in_order": (True, "batches always come in order: remove it"),
 }
 """Arguments that have no counterpart but for one value, and what to do."""
 
@@ -73,8 +73,8 @@ def merge_options(options: LoaderOptions | None, arguments: TorchOptions) -> Loa
     """
     if options is not None and not isinstance(options, LoaderOptions):
         raise ConfigError(
-            f"options={options!r} are no LoaderOptions: name each argument of torch's DataLoader, "
-            "as in MicroBatchLoader(dataset, batch_size=8)"
+            f"options={options!r} are not LoaderOptions: name each argument of torch's "
+            "DataLoader, as in MicroBatchLoader(dataset, batch_size=8)"
         )
     for name, value in arguments.items():
         _check_known(name, value)
@@ -84,7 +84,7 @@ def merge_options(options: LoaderOptions | None, arguments: TorchOptions) -> Loa
             raise ConfigError(_describe_double(name, base))
     if "batch_size" in arguments and base.global_batch_size is not None:
         raise ConfigError(
-            "batch_size and options.global_batch_size are one thing: give one of them"
+            "batch_size and options.global_batch_size exclude each other: give one of them"
         )
     return _translate(base, arguments)
 
@@ -96,7 +96,7 @@ def keeps_workers(options: LoaderOptions, arguments: TorchOptions, *, shuffled: 
         ConfigError: They shall stay, and there are none.
     """
     if arguments.get("persistent_workers") and options.num_workers == 0:
-        raise ConfigError("persistent_workers=True, but num_workers=0: leave one of them out")
+        raise ConfigError("persistent_workers=True, but num_workers=0: remove one of them")
     return arguments.get("persistent_workers", shuffled)
 
 

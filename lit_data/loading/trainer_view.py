@@ -84,9 +84,9 @@ def _tell_epoch(set_epoch: Callable[[int], None], epoch: int) -> None:
         if getattr(set_epoch, "__self__", None) in _UNFINISHED:
             _UNFINISHED.clear()
             log.warning(
-                "this Trainer has the loader of a datamodule and not the datamodule, which scales, draws and "
-                "augments batches on their device: give it datamodule=..., or call its "
-                "transform(batch, stage) in each step"
+                "this Trainer has the loader of a datamodule but not the datamodule, which "
+                "scales, draws and augments batches on the device: give it datamodule=..., or "
+                "call its transform(batch, stage) in each step"
             )
     set_epoch(epoch)
 
@@ -114,8 +114,8 @@ def check_unread(progress: EpochProgress | None, batches: int) -> None:
     """
     if batches and progress is None:
         raise ConfigError(
-            "the Trainer took a batch before it read the checkpoint, as the schedule asks for "
-            "trainer.estimated_stepping_batches and the loader is resizable: leave out "
+            "the Trainer took a batch before it read the checkpoint, because the schedule needs "
+            "trainer.estimated_stepping_batches and the loader is resizable: remove "
             "resizable=True, give the schedule a number, or use a BaseDataModule"
         )
 

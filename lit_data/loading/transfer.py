@@ -94,7 +94,9 @@ class SideStream:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            log.info("no room to copy a batch ahead of its step: %s", str(error).partition("\n")[0])
+            log.info(
+                "no memory to copy a batch ahead of its step: %s", str(error).partition("\n")[0]
+            )
             return batch
 
 

@@ -150,7 +150,7 @@ class ClassificationModule(JudgedModule):
             raise ConfigError(
                 f"the datamodule has the classes {list(known) or 'none'} and the model "
                 f"{list(self.classes) or 'none'}: set data.classes, and model.classes and the "
-                "outputs of model.net as that"
+                "outputs of model.net to match"
             )
         self.good = tuple(getattr(datamodule, "good_classes", self.good))
 
@@ -170,7 +170,7 @@ class ClassificationModule(JudgedModule):
         if logits.ndim != 2 or logits.shape[1] != len(self.classes):
             raise ConfigError(
                 f"the net gives {list(logits.shape)} for {len(self.classes)} classes "
-                f"({', '.join(self.classes)}): set model.net.classes, or how your net calls it"
+                f"({', '.join(self.classes)}): set model.net.classes, or the option of your net"
             )
         return logits
 

@@ -54,8 +54,8 @@ class OnePassModule(ScoredModule):
         refuse_true_precision(self)
         if stage in ("fit", "validate") and self.trainer.world_size > 1:
             raise ConfigError(
-                f"{self.trainer.world_size} processes would each learn from a part of the "
-                "images and have a threshold of their own: set trainer.devices=1 trainer.num_nodes=1"
+                f"{self.trainer.world_size} processes would each train on a part of the images "
+                "and get different thresholds: set trainer.devices=1 trainer.num_nodes=1"
             )
         super().setup(stage)
 

@@ -164,7 +164,7 @@ def _follow_metric(optimizer: torch.optim.Optimizer, trainer: Trainer) -> dict[s
     chosen: Any = trainer.checkpoint_callback
     if getattr(chosen, "monitor", None) is None:
         raise ConfigError(
-            "schedule='plateau' goes by the metric of the best checkpoint: set "
+            "schedule='plateau' uses the metric of the best checkpoint: set "
             "callbacks.checkpoint.monitor"
         )
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(

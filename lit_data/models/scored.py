@@ -262,8 +262,8 @@ def refuse_true_precision(module: LightningModule) -> None:
     precision = module.trainer.precision
     if precision.endswith("-true") and precision != "32-true":
         raise ConfigError(
-            f"trainer.precision={precision}: {type(module).__name__} needs weights of float32; take bf16-mixed, or "
-            "leave precision to callbacks.amp"
+            f"trainer.precision={precision}: {type(module).__name__} needs float32 weights; use "
+            "bf16-mixed, or let callbacks.amp choose the precision"
         )
 
 
@@ -276,7 +276,8 @@ def balance_classes(trainer: Trainer) -> Tensor:
     datamodule: Any = getattr(trainer, "datamodule", None)
     if not hasattr(datamodule, "count_classes"):
         raise ConfigError(
-            "class_weights=balanced needs a datamodule that counts: give the weights as a list"
+            "class_weights=balanced needs a datamodule that counts the classes: give the "
+            "weights as a list"
         )
     counts = torch.as_tensor(datamodule.count_classes("train").sum(0))
     return counts.sum() / (len(counts) * counts.clamp(min=1))

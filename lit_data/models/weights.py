@@ -187,7 +187,7 @@ def read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
         ValueError,
         OSError,
     ) as error:
-        reason = "it is damaged, or no file that torch wrote"
+        reason = "it is damaged, or torch did not write it"
         if isinstance(error, OSError):
             reason = first_line(error)
         raise StoreError(f"{path} is not a readable checkpoint: {reason}") from error
@@ -228,7 +228,7 @@ def _read_safetensors(path: Path) -> Mapping[str, Any]:
         content: dict[str, Tensor] = load_file(path, device="cpu")
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise StoreError(
-            f"{show_path(path)} is no file of safetensors that can be read: {first_line(error)}"
+            f"{show_path(path)} is not a readable safetensors file: {first_line(error)}"
         ) from error
     return content
 
@@ -266,8 +266,8 @@ def take_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> Ta
             fitting[name] = weight
     if not fitting.keys() & learned.keys():
         raise StoreError(
-            f"{source} has no weight that fits {type(net).__name__}: it holds {_name_some(state)}, "
-            f"and the net {_name_some(learned)}"
+            f"{source} has no weight that fits {type(net).__name__}: the file holds "
+            f"{_name_some(state)}, the net {_name_some(learned)}"
         )
     refuse_nan({name: fitting[name] for name in learned if name in fitting}, source)
     net.load_state_dict(fitting, strict=False)
@@ -357,14 +357,14 @@ def refuse_nan(weights: Mapping[str, Tensor], source: str) -> None:
     if bad:
         raise StoreError(
             f"{source} holds NaN in {len(bad)} of {len(weights)} weights, first in {bad[0]}: "
-            "training diverged before it was saved. Take an earlier checkpoint or another file, or "
-            "train again with a lower learning rate"
+            "training diverged before it was saved. Use an earlier checkpoint or another file, "
+            "or train again with a lower learning rate"
         )
 
 
 def _log_taken(taken: TakenWeights, learned: Mapping[str, tuple[int, ...]], source: str) -> None:
     fitting = [name for name in taken.taken if name in learned]
-    parts = [f"{len(fitting)} of {len(learned)} weights of the net are those of {source}"]
+    parts = [f"{len(fitting)} of {len(learned)} weights of the net come from {source}"]
     if taken.other_shape:
         parts.append(
             f"{len(taken.other_shape)} have another shape there ({_name_some(taken.other_shape)})"
@@ -372,7 +372,7 @@ def _log_taken(taken: TakenWeights, learned: Mapping[str, tuple[int, ...]], sour
     if taken.missing:
         parts.append(f"{len(taken.missing)} are not there ({_name_some(taken.missing)})")
     if taken.unused:
-        parts.append(f"{len(taken.unused)} of the file have no place in the net")
+        parts.append(f"{len(taken.unused)} of the file are not used by the net")
     level = logging.INFO if 2 * len(fitting) >= len(learned) else logging.WARNING
     log.log(level, "%s", "; ".join(parts))
 

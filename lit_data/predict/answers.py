@@ -167,12 +167,12 @@ def check_probabilities(values: Tensor) -> None:
     if math.isnan(least):
         raise ConfigError(
             "predict_step returned NaN: the model overflows on this image. Set "
-            "trainer.precision=32-true if it is lower, or take the checkpoint of an earlier epoch"
+            "trainer.precision=32-true if it is lower, or use the checkpoint of an earlier epoch"
         )
     if not (least >= -_SLACK and largest <= 1 + _SLACK):
         raise ConfigError(
-            f"probability goes from {least:.4g} to {largest:.4g}: predict_step must return values "
-            "in 0..1, so logits go through sigmoid first"
+            f"probability goes from {least:.4g} to {largest:.4g}: predict_step must return "
+            "values in 0..1, so apply sigmoid to logits first"
         )
 
 
@@ -201,6 +201,6 @@ def refusing_nan(model: LightningModule) -> Iterator[None]:
             handle.remove()
     if is_nan:
         raise ConfigError(
-            "the net answers NaN, so its scores mean nothing: set trainer.precision=32-true if it is "
-            "lower, or take the checkpoint of an earlier epoch"
+            "the net returns NaN, so its scores are meaningless: set trainer.precision=32-true "
+            "if it is lower, or use the checkpoint of an earlier epoch"
         )

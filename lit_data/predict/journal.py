@@ -125,8 +125,8 @@ class Journal:
         if not fingerprint.exists():
             if any(path.stat().st_size for path in journals):
                 raise ConfigError(
-                    f"{show_path(self._folder)} holds {journals[0].name} of a run without its "
-                    f"{FINGERPRINT}: choose another predict.folder, or remove that one"
+                    f"{show_path(self._folder)} holds {journals[0].name} of a run, but not its "
+                    f"{FINGERPRINT}: choose another predict.folder, or remove that file"
                 )
             write_json_once(fingerprint, identity)
         _check_identity(fingerprint, identity, "remove that one")
@@ -156,7 +156,7 @@ class Journal:
             write_all(self._descriptor, memoryview(line))
         except OSError as error:
             raise StoreError(
-                f"cannot write {show_path(self._path)}: {error.strerror}. Free the disk."
+                f"cannot write {show_path(self._path)}: {error.strerror}. Free some disk space."
             ) from error
         self._note(entry)
         if not entry.bad:
@@ -244,8 +244,8 @@ def _open_locked(path: Path) -> int:
     except (BlockingIOError, PermissionError) as error:
         os.close(descriptor)
         raise StoreBusyError(
-            f"another process predicts into {show_path(path.parent)} and writes {path.name}: wait "
-            "for its end, or choose another predict.folder"
+            f"another process is predicting into {show_path(path.parent)} and writing "
+            f"{path.name}: wait until it ends, or choose another predict.folder"
         ) from error
     except DataError as error:
         os.close(descriptor)
@@ -294,7 +294,7 @@ def _check_entry(entry: Entry) -> Entry:
         and isinstance(entry.bad, str)
     )
     if not is_good:
-        raise TypeError("its parts are of other kinds")
+        raise TypeError("its parts have other types")
     return entry
 
 

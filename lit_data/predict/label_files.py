@@ -33,13 +33,13 @@ def check_form(kind: Kind | None, folder: Path, options: "PredictOptions") -> No
     forms = [name for name, (_, kinds) in FORMS.items() if kind in kinds]
     if options.to not in forms:
         what = "these predictions" if kind is None else f"predicted {kind}"
-        cure = f"choose one of {', '.join(forms)}" if forms else "leave it out"
-        raise ConfigError(f"predict.to={options.to} has no place for {what}: {cure}")
+        cure = f"choose one of {', '.join(forms)}" if forms else "remove it"
+        raise ConfigError(f"predict.to={options.to} cannot store {what}: {cure}")
     target = folder / options.to
     if target.exists():
         raise ConfigError(
-            f"{show_path(target)} is there, and may hold labels that somebody corrected: move it, or "
-            "name another predict.folder"
+            f"{show_path(target)} already exists and may hold corrected labels: move it, or "
+            "choose another predict.folder"
         )
 
 

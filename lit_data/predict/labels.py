@@ -163,7 +163,7 @@ class LabelWriter(BankWriter):
 
     Where a class is good, ``images.csv`` has the verdict of each image, whose score is the
     probability that it is of no good class; and where the truth is known, ``worst.png`` shows the
-    defective images of the lowest scores and the good ones of the highest.
+    defective images with the lowest scores and the good ones of the highest.
 
     Args:
         datamodule: Whose images.

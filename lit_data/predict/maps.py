@@ -369,7 +369,7 @@ class VerdictWriter(ImageWriter):
     def _warn_of_misfits(self, rows: Sequence[Mapping[str, Any]]) -> int:
         """Name the images whose references do not fit; return how many there are."""
         misfits = [(row["image"], row["references"]) for row in rows if row["references"]]
-        cure = "their verdict is review, as what differs may be no defect"
+        cure = "their verdict is review, because the differences may not be defects"
         list_problems(misfits).warn_if_any(
             log, f"{len(misfits)} images have references that do not fit; {cure}"
         )
@@ -390,7 +390,7 @@ class VerdictWriter(ImageWriter):
         log.info("defects: %s", path)
         if full_images:
             log.warning(
-                "%d images have %d defects or more, %s the one with the highest score: the threshold "
+                "%d images have %d or more defects, and %s has the highest score: the threshold "
                 "%.4g is too low for them, or the model has learned nothing",
                 full_images,
                 _MOST_DEFECTS,

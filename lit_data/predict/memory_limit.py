@@ -18,7 +18,7 @@ from lit_data.predict.runner import AHEAD, BatchSize, release_memory
 from lit_data.predict.tiles import Kind
 
 T = TypeVar("T")
-ADVICE = "use a smaller tile_px or model, precision=bf16, or free the device of other programs"
+ADVICE = "use a smaller tile_px or model, precision=bf16, or stop other programs on the device"
 
 
 def measure_peak_bytes(call: Callable[[], object]) -> int:
@@ -127,10 +127,9 @@ class MemoryLimit:
         most = left_bytes // tile_bytes
         if most < size.min_size:
             raise make_memory_error(
-                f"memory_limit_bytes={self._limit_bytes} ({decimal(self._limit_bytes)}) does not "
-                f"hold {size.min_size} tiles of {kind}: "
-                f"the model takes {decimal(weight_bytes)}, each tile {decimal(tile_bytes)}; "
-                f"{ADVICE}"
+                f"memory_limit_bytes={self._limit_bytes} ({decimal(self._limit_bytes)}) is too "
+                f"small for {size.min_size} tiles of {kind}: the model needs "
+                f"{decimal(weight_bytes)}, each tile {decimal(tile_bytes)}; {ADVICE}"
             )
         if self._threads > 1:
             # Beside the batch that a thread computes lie the values of those ahead.

@@ -146,12 +146,12 @@ def _list_read(read: ReadOptions) -> dict[str, Any]:
         is_known = name in (*_READ, "max_image_bytes", "depth")
         if not is_known and values[name] != default:
             raise ConfigError(
-                f"data.read.{name}={values[name]} is none of the options that lit_inspect knows "
-                f"({', '.join(_READ)}): leave it out"
+                f"data.read.{name}={values[name]} is not an option that lit_inspect knows "
+                f"({', '.join(_READ)}): remove it"
             )
     if read.alpha not in ("opaque", "drop"):
         raise ConfigError(
-            f"data.read.alpha={read.alpha} is not for an .inspect file: set opaque or drop"
+            f"data.read.alpha={read.alpha} cannot be used in an .inspect file: set opaque or drop"
         )
     return {name: values[name] for name in _READ}
 
@@ -270,13 +270,13 @@ def _refuse_finish(data: ImageDataModule, images: WholeImages) -> None:
         return
     if data.nuisance is not None:
         raise ConfigError(
-            f"data.layout={data.source.layout} makes the references of the target itself, so that an "
-            ".inspect file would find nothing: train with references (data.layout=channels, files "
-            "or pairs), or without any (experiment=segmentation)"
+            f"data.layout={data.source.layout} makes the references from the target itself, so "
+            "an .inspect file would find nothing: train with references (data.layout=channels, "
+            "files or pairs), or without any (experiment=segmentation)"
         )
     raise ConfigError(
-        "an .inspect file takes images as they are, and the predict stage augments them: leave "
-        "predict out of data.augment, and train again"
+        "an .inspect file uses images as they are, but the predict stage augments them: remove "
+        "predict from data.augment, and train again"
     )
 
 

@@ -228,7 +228,7 @@ def takes_any_size(net: nn.Module, channels: int, multiple_px: int, device: torc
     try:
         answer = Forward(net, device, ForwardOptions()).call_plain(tile)
     except Exception as error:
-        log.debug("the net takes no tile of %d px: %s", side_px, error)
+        log.debug("the net does not accept tiles of %d px: %s", side_px, error)
         return False
     return answer.shape[-2:] == (side_px, side_px)
 

@@ -94,8 +94,8 @@ def replacing_file(path: Path) -> Iterator[int]:
             raise
         free = decimal(shutil.disk_usage(path.parent).free)
         raise StoreSpaceError(
-            f"{show_path(path)}: no room for the prediction ({error.strerror}): free are "
-            f"{free}; choose dtype=float16 or uint8, or another folder"
+            f"{show_path(path)}: no space for the prediction ({error.strerror}), {free} free: "
+            "choose dtype=float16 or uint8, or another folder"
         ) from error
 
 

@@ -254,7 +254,7 @@ class PredictOptions:
             if value != defaults[name]:
                 # As it is typed: Hydra writes true, not True.
                 stated = str(value).lower() if isinstance(value, bool) else value
-                raise ConfigError(f"predict.{name}={stated} means nothing for {what}: leave it out")
+                raise ConfigError(f"predict.{name}={stated} has no effect on {what}: remove it")
 
 
 def _wait_for_nobody() -> None:

@@ -209,7 +209,7 @@ class PixelTask(Task[Images]):
         """
         data = self.datamodule
         if "predict" in data.augment and not self.takes_augmented:
-            raise ConfigError("predict takes images as they are: leave predict out of data.augment")
+            raise ConfigError("predict uses images as they are: remove predict from data.augment")
         transform = data.transformation
         is_finished = transform.nuisance is not None or "predict" in data.augment
         values = transform.values
@@ -240,8 +240,8 @@ class PixelTask(Task[Images]):
         image_px = list(pixels.shape[1:])
         if finished_px != image_px:
             raise ConfigError(
-                f"the augmentation of the predict stage makes {finished_px} of {image_px} px: "
-                "maps have the size of their images, so leave out what crops or resizes"
+                f"the augmentation of the predict stage turns {image_px} px into {finished_px}: "
+                "maps have the size of their images, so remove what crops or resizes"
             )
         return finished
 

@@ -62,8 +62,8 @@ def predict_batches(
     trainer = run.trainer
     if run.share.count > 1 and trainer.limit_predict_batches != 1.0:
         raise ConfigError(
-            f"trainer.limit_predict_batches={trainer.limit_predict_batches} is for a prediction in "
-            "one process: leave it out"
+            f"trainer.limit_predict_batches={trainer.limit_predict_batches} works in one process "
+            "only: remove it"
         )
     samples: list[int] = []
     for number in work.waiting:
@@ -95,8 +95,8 @@ class SampleBatch:
     """
 
     advice = (
-        "use a smaller patch or model, trainer.precision=bf16-mixed, or free the device of other "
-        "programs"
+        "use a smaller patch or model, trainer.precision=bf16-mixed, or stop other programs on "
+        "the device"
     )
 
     def __init__(self, batch: Any, cut: Cut, step: Callable[[Any], Any], threads: int) -> None:  # noqa: ANN401 - any form

@@ -109,9 +109,9 @@ def measure_overlap_px(
     shorter_px = min(height_px, width_px)
     if reach_px is None or 2 * reach_px > shorter_px // 2:
         log.warning(
-            "the net sees farther than a quarter of a tile (%d px), so seams may differ from what "
-            "it says of the whole image: set predict.tile_px and predict.overlap_px, or "
-            "predict.blend=gaussian",
+            "the net's receptive field exceeds a quarter of a tile (%d px), so seams may differ "
+            "from a prediction of the whole image: set predict.tile_px and predict.overlap_px, "
+            "or predict.blend=gaussian",
             shorter_px,
         )
         return shorter_px // 4

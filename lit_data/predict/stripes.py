@@ -148,8 +148,8 @@ class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
     def writer(self, run: PredictRun, options: PredictOptions) -> VerdictWriter:
         if self.datamodule.source.layout == "single":
             log.warning(
-                "layout=single: target and references are one image, so what is really in it is "
-                "in all three and not found; the maps show false alarms only"
+                "layout=single: target and references come from one image, so real defects are "
+                "in all three and are not found; the maps show false alarms only"
             )
         truth, images = self._drawn or self.datamodule, self.open_images()
         find_misfits = None

@@ -71,7 +71,7 @@ class Task(Generic[Data]):
     predict_data: ClassVar[Mapping[str, Any]] = {}
     trained_data: ClassVar[Sequence[str]] = ()
     unexported: ClassVar[str] = (
-        "lit_inspect knows maps of images, classes and boxes alone: predict with the checkpoint"
+        "lit_inspect supports only maps of images, classes and boxes: predict with the checkpoint"
     )
     shares: ClassVar[bool] = True
     uses: ClassVar[Use] = Use.INPUTS | Use.FINDING
@@ -186,7 +186,7 @@ class Task(Generic[Data]):
             ConfigError: There is none for this kind of data.
         """
         raise ConfigError(
-            f"a {type(self.datamodule).__name__} is not exported, as {self.unexported}"
+            f"a {type(self.datamodule).__name__} cannot be exported, because {self.unexported}"
         )
 
 

@@ -79,8 +79,8 @@ class Calibration:
         if feature is None:
             return self.promise
         log.warning(
-            "the guarantee is withdrawn: the %s of these images is unlike that of the calibration; "
-            "calibrate with images as they are now",
+            "the guarantee is withdrawn: the %s of these images differs from that of the "
+            "calibration; calibrate with current images",
             feature,
         )
         return WITHDRAWN
@@ -212,14 +212,15 @@ def find_calibration(checkpoint: Path, conditions: Mapping[str, Any]) -> Calibra
     calibration = _read(path)
     if calibration.checkpoint_sha256 != find_sha256(checkpoint):
         log.warning(
-            "%s is of other weights, so verdicts have no guarantee: calibrate the run again",
+            "%s belongs to other weights, so verdicts have no guarantee: calibrate the run again",
             show_path(path),
         )
         return None
     changes = list(_list_changes(calibration.conditions, conditions))
     if changes:
         log.warning(
-            "verdicts have no guarantee, as scores are not those that %s was made with: %s",
+            "verdicts have no guarantee, because the scores differ from those that %s was made "
+            "with: %s",
             show_path(path),
             "; ".join(changes),
         )

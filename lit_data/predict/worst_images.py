@@ -24,7 +24,7 @@ def draw_worst(
     *,
     legend: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> None:
-    """Draw the defective images of the lowest scores above the good ones of the highest.
+    """Draw the defective images with the lowest scores above the good ones of the highest.
 
     Misses and false alarms have titles in red.
 
@@ -52,11 +52,11 @@ def draw_worst(
         unused: list[Any] = list(cells[len(group) :].flat)
         for cell in unused:
             cell.set_axis_off()
-    title = "defective images of the lowest scores"
+    title = "defective images with the lowest scores"
     if len(groups) == 2:
-        title += ", and below good ones of the highest"
+        title += ", and below good ones with the highest"
     elif groups[0][0]["truth"] == GOOD:
-        title = "good images of the highest scores"
+        title = "good images with the highest scores"
     save_figure(figure, path, title, *legend)
 
 

@@ -37,7 +37,7 @@ class DefectSpec(Synthesis):
 
     A sample has defects with `probability`; then `count` of them, of which `true_count` are *true*:
     in the target alone, and in the mask. The rest are *distractors*: in the target and at least one
-    reference, or in a reference alone, and never in the mask, so that a model has to compare. A
+    reference, or only in a reference, and never in the mask, so a model has to compare. A
     sample of one channel has no references, hence no distractors.
 
     Args:
@@ -46,17 +46,18 @@ class DefectSpec(Synthesis):
         true_count: Fewest and most true ones among them.
         families: Looks of the defects: for each name in `lit_data.synthesis.FAMILIES` the options
             of its class, among them its weight.
-        amplitude: Smallest and largest strength, in units of the 0..1 value range, of families that
-            say no other.
-        contrast: The same in standard deviations of the noise around each defect; takes the place
-            of `amplitude`.
-        bright_fraction: Fraction of defects that brighten; the others darken.
-        subpixel: Centres between pixels (on a grid of 1/8 px); if not, on pixel centers.
-        least_change: A pixel is in the mask if a true defect changes it by this much at least, in
+        amplitude: Smallest and largest strength, in units of the 0..1 value range, of families
+            without their own.
+        contrast: The same in standard deviations of the noise around each defect; replaces
+            `amplitude`.
+        bright_fraction: Fraction of defects that are brighter than their surroundings; the others
+            are darker.
+        subpixel: Centers between pixels (on a grid of 1/8 px); if not, on pixel centers.
+        least_change: A pixel is in the mask if a true defect changes it by at least this much, in
             units of the 0..1 value range; spots mark their whole window. Where pixels are replaced
             by others (cut_paste, shift, blur, texture, nick, stripe_break) the change of a pixel
-            and its neighbors, root mean square, must stand out from noise as well, by three of its
-            standard deviations.
+            and its neighbors, root mean square, must also exceed the noise by three of its standard
+            deviations.
 
     Raises:
         ConfigError: A range is empty, a fraction is outside 0..1, or a family is unknown.
@@ -83,8 +84,7 @@ class DefectSpec(Synthesis):
                 object.__setattr__(self, name, check_range(name, bounds))
         if self.count[1] < 1:
             raise ConfigError(
-                f"count={list(self.count)} allows no defect: leave synthesis out, or set "
-                "probability=0"
+                f"count={list(self.count)} allows no defect: remove synthesis, or set probability=0"
             )
 
     @property

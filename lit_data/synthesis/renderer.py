@@ -207,17 +207,17 @@ def render(images: Tensor, plan: DefectPlan, values: ValueRange = UNIT) -> tuple
     """Add the planned defects to a batch; only the pixels of each defect's window are touched.
 
     Every defect changes the images as they were before any was drawn, and the changes of all are
-    added, so that their order is of no matter. A defect that would leave the value range at its
+    added, so their order does not matter. A defect that would leave the value range at its
     center in the target (a dark one on black, a bright one on white) gets the opposite sign: the
     mask never marks what cannot be seen.
 
     Args:
         images: [B, C, H, W] float32, contiguous; changed in place.
-        plan: Defects for these B samples; moved to the device of the images if need be.
+        plan: Defects for these B samples; moved to the device of the images if needed.
         values: The value range of the images, by default 0..1.
 
     Returns:
-        images: the same tensor; touched pixels lie within the range.
+        images: the same tensor; changed pixels are within the range.
         masks: [B, 1, H, W] float32 in {0, 1}, 1 where true defects change the target.
     """
     batch, _, height, width = images.shape

@@ -72,9 +72,9 @@ def test_one_of_many_files_of_a_folder_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("purpose", "cure"),
     [
-        ("masks", "other masks come first; data.exclude leaves those out"),
+        ("masks", "other masks are used first; data.exclude skips those"),
         ("boxes", "data.annotations=b.json reads one of them"),
-        ("classes", "experiment=segmentation learns masks"),
+        ("classes", "experiment=segmentation trains on masks"),
         ("pairs", "convert them to masks, and name their folder with data.masks"),
     ],
 )

@@ -34,9 +34,7 @@ def test_a_box_a_little_outside_is_cut_off_and_counted(caplog: pytest.LogCapture
     table = collect((-1, 0, 99, 50), (101, 0, 201, 50), (10, 10, 20, 20))
     cut = np.float32([[0.2475, 0.25, 0.495, 0.5], [0.7525, 0.25, 0.495, 0.5]])
     assert table.boxes[:2, 1:].tolist() == pytest.approx(cut)
-    message = (
-        "reached up to 1 % of their size, or a pixel, beyond their image and were cut off there"
-    )
+    message = "reached up to 1 % of their size, or a pixel, beyond their image and were clipped"
     assert caplog.messages == [f"2 boxes {message}"]
 
 
@@ -44,21 +42,19 @@ def test_a_small_box_may_reach_a_pixel_out_of_its_image() -> None:
     # 0.6 px of 15 px are 4 %; a box that lies outside for more than half of it is refused.
     table = collect((185.6, 10, 200.6, 50))
     assert table.boxes[0, 1:].tolist() == pytest.approx(np.float32([0.964, 0.3, 0.072, 0.4]))
-    with pytest.raises(DataError, match=r"lies by 60 % outside .*; 1 %, or one pixel, is allowed"):
+    with pytest.raises(DataError, match=r"is 60 % outside .*; 1 %, or one pixel, is allowed"):
         collect((199.6, 10, 200.6, 50))
 
 
 def test_duplicates_are_kept_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     table = collect((0, 0, 9, 9), (1, 1, 9, 9), (0, 0, 9, 9), (0, 0, 9, 9))
     assert len(table.boxes) == 4
-    message = (
-        "2 boxes are duplicates of another one of their image and kept, the first: a.txt, box 3"
-    )
+    message = "2 boxes are duplicates of another box of their image, and are used; the first: a.txt, box 3"
     assert caplog.messages == [f"{message}: box (0, 0, 9, 9)"]
 
 
 def test_skip_leaves_bad_boxes_out_and_lists_them(caplog: pytest.LogCaptureFixture) -> None:
     table = collect((0, 0, 0, 9), (0, 0, 10, 10), (500, 0, 510, 10), on_bad="skip")
     assert table.boxes.shape == (1, 5)
-    assert "2 bad boxes or entries are left out" in caplog.text
+    assert "2 bad boxes or entries are skipped" in caplog.text
     assert "a.txt: box 3" in caplog.text

@@ -58,21 +58,21 @@ def test_crowds_are_ignored_regions_and_counted(
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (box([0, 0, 9, 9], image=6), "image_id 6 is none of the 2 images of the file"),
+        (box([0, 0, 9, 9], image=6), "image_id 6 is not one of the 2 images of the file"),
         *[
             (box([0, 0, 9, 9], value), "category_id .* is not allowed; allowed are 3, 90")
             for value in (1.5, "cat", "", None, -1, 4, True)
         ],
         (box([0, 0, 0, 9]), r"box \(0, 0, 0, 9\) has no area"),
         (box([9, 9, -3, 9]), ".*has no area"),
-        (box([195, 0, 10, 10]), ".*lies by 50 % outside its image of 100 x 200 pixels"),
-        (box([500, 0, 10, 10]), ".*lies outside its image"),
+        (box([195, 0, 10, 10]), ".*is 50 % outside its image of 100 x 200 pixels"),
+        (box([500, 0, 10, 10]), ".*is outside its image"),
         (box([0, 0, 9]), r"bbox \[0, 0, 9\] must be 4 numbers"),
         (box(["0", 0, 9, 9]), ".*must be 4 numbers"),
         (box(None), "bbox None must be 4 numbers"),
-        (box([0, 0, float("nan"), 9]), ".*no number of a sensible size"),
-        (box([0, 0, 10**400, 9]), ".*(must be 4 numbers|no number of a sensible size)"),
-        (7, "7 is no annotation"),
+        (box([0, 0, float("nan"), 9]), ".*not a number of a sensible size"),
+        (box([0, 0, 10**400, 9]), ".*(must be 4 numbers|not a number of a sensible size)"),
+        (7, "7 is not an annotation"),
     ],
 )
 def test_rows_49_50_51_52_54_a_bad_box_is_named(tmp_path: Path, bad: object, message: str) -> None:
@@ -99,7 +99,7 @@ def test_row_49_an_entry_without_its_image_is_named_once(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("stated", "message"),
     [
-        ((200, 100), "for 200 x 100 px .height x width., the image has 100 x 200: it was turned"),
+        ((200, 100), "for 200 x 100 px .height x width., the image has 100 x 200: it was rotated"),
         ((100, 201), "for 100 x 201 px .height x width., the image has 100 x 200: scale it back"),
         ((100, "x"), "for 100 x x px"),
         ((100, 10**400), "for 100 x 10{39} px"),
@@ -169,12 +169,14 @@ def test_boxes_with_a_rotation_are_refused_and_ignored_ones_are_regions(tmp_path
     box = {"image_id": 5, "category_id": 3, "bbox": [1, 1, 9, 9]}
     assert read(tmp_path, [box | {"attributes": {"rotation": 0.0}}]).boxes[:, 0].tolist() == [0]
     assert read(tmp_path, [box | {"ignore": 1}]).boxes[:, 0].tolist() == [-1]
-    with pytest.raises(DataError, match=r"a box turned by 30\.5 degrees, of which its sides say"):
+    with pytest.raises(
+        DataError, match=r"a box rotated by 30\.5 degrees, which its sides do not show"
+    ):
         read(tmp_path, [box | {"attributes": {"rotation": 30.5}}])
 
 
 def test_a_file_without_categories_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.json: names no categories"):
+    with pytest.raises(DataError, match=r"a\.json: has no categories"):
         read(tmp_path, [], categories=[])
 
 

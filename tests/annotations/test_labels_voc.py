@@ -61,7 +61,7 @@ def test_difficult_objects_are_ignored_kept_or_left_out(tmp_path: Path) -> None:
         (item((1, 1, 9, 9), "cow"), "class 'cow' is not allowed; allowed are cat"),
         (item((1, 1, 9, 9), ""), "class '' is not allowed"),
         (item((9, 1, 5, 9)), r"box \(9, 1, 5, 9\) has no area"),
-        (item((1, 1, 250, 50)), ".* lies by 20 % outside its image of 100 x 200 pixels"),
+        (item((1, 1, 250, 50)), ".* is 20 % outside its image of 100 x 200 pixels"),
         (item((1, 1, "x", 9)), "<bndbox> holds xmax='x'; each must be a number of pixels"),
         (item((1, 1, "nan", "3,5")), ".*xmax='nan', ymax='3,5'"),
         ("<object><name>cat</name></object>", "<bndbox> holds xmin=''"),
@@ -83,7 +83,7 @@ def test_row_53_shares_among_pixels_name_the_first_of_each(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        ((200, 100), "for 200 x 100 px .height x width., the image has 100 x 200: it was turned"),
+        ((200, 100), "for 200 x 100 px .height x width., the image has 100 x 200: it was rotated"),
         ((90, 200), "for 90 x 200 px .height x width., the image has 100 x 200: scale it back"),
         (("x", 200), "0.xml: its annotations are for x x 200 px"),
     ],
@@ -159,7 +159,7 @@ def test_a_size_that_is_not_known_is_none(size: tuple[object, object], tmp_path:
 )
 def test_boxes_that_are_turned_are_refused(turn: str, tmp_path: Path) -> None:
     body = item((1, 1, 9, 9)).replace("</object>", f"{turn}</object>")
-    with pytest.raises(DataError, match=r"object 1: a box turned by (0\.5|45\.0) degrees"):
+    with pytest.raises(DataError, match=r"object 1: a box rotated by (0\.5|45\.0) degrees"):
         read(tmp_path, body)
     still = body.replace("45.0", "0.0").replace("0.5", "0")
     assert len(read(tmp_path, still).boxes) == 1

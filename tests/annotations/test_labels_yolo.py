@@ -67,17 +67,17 @@ def test_row_56_an_image_without_boxes_is_valid(tmp_path: Path, text: str | None
         (" .5 .5 .2 .2", ".* has 4 columns; a box has 5: class cx cy w h; is the class missing"),
         ("0 .5 .5 0 .2", r"box \(0.5, 0.5, 0, 0.2\) has no area"),
         ("0 .5 .5 .2 -.2", r"box \(0.5, 0.5, 0.2, -0.2\) has no area"),
-        ("0 .05 .5 .2 .2", ".* lies by 25 % outside its image of 100 x 200 pixels"),
+        ("0 .05 .5 .2 .2", ".* is 25 % outside its image of 100 x 200 pixels"),
         ("0 1e-50 .5 1e-50 .2", ".* has no area"),
-        ("0 1.5 .5 .2 .2", ".* lies outside its image"),
+        ("0 1.5 .5 .2 .2", ".* is outside its image"),
         ("0 .5 .5 .2 .2 .9", ".* has 6 columns; .* confidences"),
         ("0 .1 .1 .3 .1 .3 .3", ".* has 7 columns; a box has 5"),
         ("0 .5 .5", ".* has 3 columns"),
         ("0;.5;.5;.2;.2", ".* holds ';' or ','"),
-        ("0 0,5 0,5 0,2 0,2", ".* decimals by a point"),
-        ("0 .5 .5 .2 nan", "'nan' is no finite number"),
-        ("0 .5 .5 .2 1_0", "'1_0' is no finite number"),
-        ("0 .5 .5 .2 1e999", ".* no number of a sensible size"),
+        ("0 0,5 0,5 0,2 0,2", ".* decimals with a point"),
+        ("0 .5 .5 .2 nan", "'nan' is not a finite number"),
+        ("0 .5 .5 .2 1_0", "'1_0' is not a finite number"),
+        ("0 .5 .5 .2 1e999", ".* not a number of a sensible size"),
     ],
 )
 def test_rows_50_51_52_54_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -116,7 +116,7 @@ def test_all_problems_of_all_files_are_in_one_error(tmp_path: Path) -> None:
     assert lines[-2] == "5 problems with labels:"
     shown = sorted(line.split("/")[-1][:13] for line in lines[:-2])
     first = ["0.txt: line 1", "0.txt: line 2", "1.txt: line 1"]
-    assert shown == [*first, "2.txt: no UTF", "3.txt: line 1"]
+    assert shown == [*first, "2.txt: not UT", "3.txt: line 1"]
 
 
 def test_names_keep_odd_characters(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_classes_go_by_name_where_the_set_names_them(tmp_path: Path) -> None:
     table = read(tmp_path, "0 .5 .5 .2 .2\n2 .5 .5 .2 .2", classes=["c", "d", "a"])
     assert table.classes == ("c", "d", "a")
     assert table.boxes[:, 0].tolist() == [2, 0]
-    with pytest.raises(DataError, match="line 1: class 1 is 'b', which is none of a, c"):
+    with pytest.raises(DataError, match="line 1: class 1 is 'b', which is not one of a, c"):
         read(tmp_path, "1 .5 .5 .2 .2", classes=["a", "c"])
 
 
@@ -192,4 +192,4 @@ def test_numbers_that_no_file_names_are_names(
         table = read_yolo_labels(["0.jpg"], [Frame((9, 9))], [tmp_path / "0.txt"])
     assert table.classes == ("2", "4")
     assert table.boxes[:, 0].tolist() == [1, 0]
-    assert "so they are called by their numbers: 2, 4" in caplog.text
+    assert "so they are named by their numbers: 2, 4" in caplog.text

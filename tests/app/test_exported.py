@@ -40,7 +40,7 @@ def test_a_module_answers_by_the_file(tmp_path: Path) -> None:
     write_board(path, side=9)
     use_exported(model, Graph(path))
     with pytest.raises(
-        ConfigError, match=r"takes images of \[9, 9\] px alone, and samples have \[12"
+        ConfigError, match=r"takes only images of \[9, 9\] px, but samples have \[12"
     ):
         model(IMAGES)
 
@@ -82,7 +82,7 @@ def test_a_module_of_another_kind_is_refused(kind: Any, tmp_path: Path) -> None:
     path = write_board(tmp_path / "a.inspect")
     model = kind.__new__(kind)
     with pytest.raises(
-        ConfigError, match=rf"holds maps, by which a {kind.__name__} cannot be scored"
+        ConfigError, match=rf"holds maps, which cannot be scored as a {kind.__name__}"
     ):
         use_exported(model, Graph(path))
 
@@ -99,12 +99,12 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
     damaged.write_bytes(data[:400] + bytes([data[400] ^ 1]) + data[401:])
     for wrong in (checkpoint, damaged):
         with pytest.raises(
-            StoreError, match=r"damaged, or no \.inspect file: its SHA-256 is another"
+            StoreError, match=r"damaged, or not an \.inspect file: its SHA-256 differs"
         ):
             read_record(wrong)
     for change in ({"model": {"_target_": "${oc.env:HOME}"}}, {"epochs": "3"}, {"scores": 1}):
         write_board(path, trained={**RECORD, **change})
-        with pytest.raises(StoreError, match="what it says of its training cannot be read"):
+        with pytest.raises(StoreError, match="the record of its training cannot be read"):
             read_record(path)
     write_board(path)
     assert read_record(path) is None
@@ -144,5 +144,5 @@ def test_float32_stays_where_int8_scores_worse(
     assert chosen == (quantised if is_int8 else encoded)
     # A memory bank trains in one pass, and no score chooses its checkpoint.
     name = monitor or "val/image_auroc"
-    text = f"float32 stays: the drop of the score is above int8_drop=0.01: {name}"
+    text = f"the file stays in float32, because the score drops by more than int8_drop=0.01: {name}"
     assert (text in caplog.text) != is_int8

@@ -22,7 +22,7 @@ CASES = [
     (diagnosis.judge_system, ("darwin",), "note", "worker_kind=thread"),
     (diagnosis.judge_cores, (8, 8, 1.0), "ok", ""),
     (diagnosis.judge_cores, (2, 8, 1.0), "note", "data.cache=device"),
-    (diagnosis.judge_cores, (8, 8, 13.0), "warning", "other work"),
+    (diagnosis.judge_cores, (8, 8, 13.0), "warning", "other programs"),
     (diagnosis.judge_threads, (4, 4), "ok", ""),
     (diagnosis.judge_threads, (2, 64), "warning", "OMP_NUM_THREADS=2"),
     (diagnosis.judge_host_memory, (8 * GIB, 16 * GIB, 0), "ok", ""),

@@ -9,8 +9,8 @@ from lit_data.core.errors import ConfigError
 from tests.core.test_plain import BOMB, MERGES
 
 REFUSED = {
-    "aliases": (BOMB, "stands for more than"),
-    "merged keys": (MERGES, "stands for more than"),
+    "aliases": (BOMB, "expands to more than"),
+    "merged keys": (MERGES, "expands to more than"),
     "base 60": ("seed: 1:30\n", "base 60"),
     "long base 60": (f"seed: 1{':0' * 200_000}\n", "more than 40 digits"),
     "base 8": ("seed: 010\n", "base 8"),

@@ -113,9 +113,9 @@ def test_families_without_a_curve_say_why() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"miss": 0}, "miss=0 must lie above 0 and below 1"),
-        ({"confidence": 1.0}, "confidence=1.0 must lie above 0"),
-        ({"false_alarms": float("nan")}, "false_alarms=nan must lie above 0"),
+        ({"miss": 0}, "miss=0 must be above 0 and below 1"),
+        ({"confidence": 1.0}, "confidence=1.0 must be above 0"),
+        ({"false_alarms": float("nan")}, "false_alarms=nan must be above 0"),
     ],
 )
 def test_rates_are_checked(change: dict[str, Any], message: str) -> None:
@@ -129,10 +129,10 @@ def test_rates_are_checked(change: dict[str, Any], message: str) -> None:
     [
         ({"targets": 3}, "targets=3 is not usable"),
         ({"families": ["spots"]}, "families='spots' is unknown"),
-        ({"families": ["spot", "stain", "spot"]}, "name each once, or leave it out"),
-        ({"families": []}, "name each once, or leave it out"),
+        ({"families": ["spot", "stain", "spot"]}, "name each once, or remove it"),
+        ({"families": []}, "name each once, or remove it"),
         ({"size_px": (5, 5)}, "the largest must exceed the smallest"),
-        ({"amplitude": (0.1, 2)}, "must lie between 0 and 1"),
+        ({"amplitude": (0.1, 2)}, "must be between 0 and 1"),
         ({"amplitude": (0, 0)}, "the strongest must exceed 0"),
     ],
 )
@@ -149,10 +149,10 @@ def test_what_makes_figures_too_small_is_named(caplog: pytest.LogCaptureFixture)
     assert not caplog.records
     warn_of_few_images(28, 400)
     assert "28 good images carry all 400 targets of a family" in caplog.text
-    assert "of which it needs at least 29" in caplog.text
+    assert "it needs at least 29" in caplog.text
     warn_of_false_calls(63, 156)
-    assert "63 of 156 good images are called without a defect" in caplog.text
-    assert "at a90 83 % are found for themselves" in caplog.text
+    assert "63 of 156 good images are false alarms" in caplog.text
+    assert "at a90 only 83 % are found on their own" in caplog.text
 
 
 def _call(command: str, *words: str, code: int = 0) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def _check_pod(run: str, folder: Path) -> None:
     sizes = {int(row["size_px"]) for row in spots}
     assert sizes == {2, 3, 5, 6, 8, 10, 14, 18, 24}
     assert 0 <= measured["pod/false_call_rate"] <= 1
-    assert "Size that is found" in (folder / "pod/report.html").read_text()
+    assert "Size that the model finds" in (folder / "pod/report.html").read_text()
     _call("pod", run, *pod, "families=[stain]")
     again = [row for row in _read(folder / "pod/pod.csv") if row["family"] == "stain"]
     assert again == [row for row in targets if row["family"] == "stain"]
@@ -286,7 +286,7 @@ def test_a_run_of_another_command_is_refused(
     (tmp_path / "run/.hydra/hydra.yaml").write_text(json.dumps({"hydra": hydra}))
     config = tmp_path / "run/.hydra/config.yaml"
     config.write_text("command: predict\n")
-    with pytest.raises(ConfigError, match="needs the folder of a run of fit, and run is one of"):
+    with pytest.raises(ConfigError, match="needs the folder of a run of fit, but run is a run of"):
         take_run("calibrate", "run", [])
     config.write_text("command: fit\n")
     on_run = take_run("calibrate", "run", ["seed=4"])  # its results go where others do

@@ -72,11 +72,11 @@ MEASURED = (
     "benchmark.finish=true",
 )
 REASONS = {  # what a refusal says, by the number of its reason on the page
-    "1": r"calibrate is for verdicts on whole images, and a \w+ has none",
-    "2": r"pod draws defects and looks for them in maps, which a \w+ has none of",
-    "3": r"a \w+ is not exported, as lit_inspect",
+    "1": r"calibrate is for verdicts on whole images, but a \w+ has none",
+    "2": r"pod draws defects and searches maps for them, but a \w+ has none of",
+    "3": r"a \w+ cannot be exported, because lit_inspect",
     "4": r"pod draws defects at the size of the files",
-    "5": r"2 processes would each learn from a part of the images",
+    "5": r"2 processes would each train on a part of the images",
 }
 
 pytestmark = [

@@ -83,9 +83,9 @@ def test_anything_but_one_name_is_refused(
         (("a/b", "/parts", "..", "../parts", "parts.py"), "names a Python module"),
         (("Parts", "2parts", "_parts", "my-parts", "my parts"), "names a Python module"),
         (("parts\n", "größe", "p" * 41), "names a Python module"),
-        (("class", "import", "null", "true", "no", "nan", "conftest"), "something else"),
-        (("json", "sys", "torch", "lit_data"), "a module of this name"),
-        (("classification",), "an experiment of this name"),
+        (("class", "import", "null", "true", "no", "nan", "conftest"), "reserves this word"),
+        (("json", "sys", "torch", "lit_data"), "a module with this name"),
+        (("classification",), "an experiment with this name"),
     ],
 )
 def test_a_name_that_cannot_be_one_is_refused(
@@ -112,7 +112,7 @@ def test_what_is_there_is_not_touched(taken: str, kind: str, in_empty_folder: Pa
         if kind == "link":
             other.write_text("mine")
         path.symlink_to(other)
-    with pytest.raises(ConfigError, match=r"is there already: choose another name"):
+    with pytest.raises(ConfigError, match=r"already exists: choose another name"):
         write_kind("parts", in_empty_folder)
     assert _list_files(in_empty_folder) == [taken]
     assert kind != "file" or path.read_text() == "mine"
@@ -132,7 +132,7 @@ def test_a_folder_that_leads_elsewhere_is_refused(
         path.write_text("mine")
     else:
         path.symlink_to(other)
-    with pytest.raises(ConfigError, match=r"is a link or no folder"):
+    with pytest.raises(ConfigError, match=r"is a link or not a folder"):
         write_kind("parts", in_empty_folder)
     assert list(other.iterdir()) == []
     assert _list_files(in_empty_folder) == []

@@ -118,10 +118,10 @@ def test_what_is_no_image_of_the_run_is_refused(place: Path) -> None:
         (
             np.zeros((40, 40, 7), np.uint8),
             DataError,
-            "7 channels, and the model was trained with 3",
+            "7 channels, but the model was trained with 3",
         ),
         (np.zeros((2, 3, 4, 5)), DataError, "shape"),
-        ([1, 2], ConfigError, "a list is no image: give a path or a NumPy array"),
+        ([1, 2], ConfigError, "a list is not an image: give a path or a NumPy array"),
     ):
         with pytest.raises(error, match=message):
             run.predict_image(image)  # type: ignore[arg-type]  # which it refuses

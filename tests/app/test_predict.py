@@ -49,7 +49,10 @@ def test_a_bad_image_is_reported_at_the_end_by_the_exit_code(
     (tmp_path / "set" / "b" / "cut.png").write_bytes(cut)
     assert main([*words, f"predict.folder={tmp_path}/out"]) == 3
     printed = capsys.readouterr()
-    assert "1 inputs are bad and have no prediction, all others are predicted in" in printed.err
+    assert (
+        "1 inputs are bad and have no prediction; the predictions of all others are in"
+        in printed.err
+    )
     assert "b/cut.png: truncated or damaged PNG" in printed.err
     assert (printed.out + printed.err).count("store: 4 images") == 1  # the images are opened once
     summary = _summarise(printed.out)
@@ -126,7 +129,7 @@ def test_images_are_judged_by_the_threshold_of_the_checkpoint(
         assert rows[0] == "image,score,defects,verdict"
         assert [row.rpartition(",")[2] for row in rows[1:]] == [verdict] * 3
     assert main([*words, "predict.image_threshold=0.5"]) == 2
-    text = "predict.image_threshold=0.5 means nothing for masks of watermarks"
+    text = "predict.image_threshold=0.5 has no effect on masks of watermarks"
     assert text in capsys.readouterr().err
 
 
@@ -148,7 +151,10 @@ def test_parts_are_predicted_in_any_order_and_finished(
     capsys.readouterr()
     assert main([*run, "predict.finish=true"]) == 3
     printed = capsys.readouterr()
-    assert "1 inputs are bad and have no prediction, all others are predicted in" in printed.err
+    assert (
+        "1 inputs are bad and have no prediction; the predictions of all others are in"
+        in printed.err
+    )
     summary = _summarise(printed.out)
     counts = [summary[f"predict/images{ending}"] for ending in ("", "_kept", "_bad")]
     assert counts == [3, 3, 1]
@@ -197,7 +203,9 @@ def test_parts_and_runs_that_go_on_predict_at_an_address(
     assert remote == local
     # Nothing that is there is taken for what another run began, and nothing is begun anew.
     assert main([*words, folder]) == 2
-    assert f"{ADDRESS} holds predictions: go on with predict.resume=true" in capsys.readouterr().err
+    assert (
+        f"{ADDRESS} holds predictions: resume with predict.resume=true" in capsys.readouterr().err
+    )
     assert main([*words, folder, "predict.threshold=0.3", "predict.resume=true"]) == 2
     assert f"{ADDRESS} holds predictions of another run" in capsys.readouterr().err
     assert _read_all(tmp_path / "alone", store)[1] == local
@@ -221,4 +229,4 @@ def test_records_of_strangers_at_an_address_lead_nowhere(
     assert main([*words, folder, "predict.part=1/2"]) == 4
     assert f"{ADDRESS}/images-1-of-2.jsonl is damaged" in capsys.readouterr().err
     assert main([*words, "predict.folder=sftp://host/results"]) == 2
-    assert "results lie in an object store (s3://" in capsys.readouterr().err
+    assert "results need an object store (s3://" in capsys.readouterr().err

@@ -79,7 +79,9 @@ def test_a_set_without_masks_is_warned_of_where_they_are_needed(
         cv2.imwrite(str(tmp_path / "set" / f"{number}.png"), pixels)
     words = ["prepare", "data.patch_px=32", f"data.root={tmp_path}/set"]
     words += [f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]
-    told = "no image has a mask, so fit has nothing to learn: name their folder, data.masks=FOLDER"
+    told = (
+        "no image has a mask, so fit has nothing to learn: name their folder with data.masks=FOLDER"
+    )
     for check in ("true", "false"):
         assert main([*words, "+experiment=segmentation", f"prepare.check={check}"]) == 0
         assert told in capsys.readouterr().out

@@ -34,17 +34,17 @@ def of_images(
     [
         (
             of_images([30, 1], [18, 7]),
-            "the model finds 28% of the defective images (7 of 25 in test) and calls 3% of the good "
-            "images defective (1 of 31 in test). What",
+            "the model finds 28% of the defective images (7 of 25 in test) and marks 3% of the good "
+            "images as defective (1 of 31 in test). What",
         ),
         (
             of_images([1, 9], [0, 20], stage="val"),
-            "and calls 90% of the good images defective (9 of 10 in val)",
+            "and marks 90% of the good images as defective (9 of 10 in val)",
         ),
         (
             of_images([30, 1], [2, 1]),
-            "finds 33% of the defective images (1 of 3 in test) and calls 3% of the good images "
-            "defective (1 of 31 in test); measured on few defective images. What",
+            "finds 33% of the defective images (1 of 3 in test) and marks 3% of the good images "
+            "as defective (1 of 31 in test); measured on few defective images. What",
         ),
         (
             of_images([9, 0, 0], [5, 4, 0], [8, 0, 1], classes=["good", "dent", "crack"]),
@@ -56,11 +56,11 @@ def of_images(
                 **of_images([9, 0, 0], [5, 4, 0], [8, 0, 1], classes=["ok", "dent", "crack"]),
                 "verdicts": {"test": [[8, 1], [14, 4]]},
             },
-            "the model finds 22% of the defective images (4 of 18 in test) and calls 11% of the good",
+            "the model finds 22% of the defective images (4 of 18 in test) and marks 11% of the good",
         ),
         (
             of_images([2, 6], [3, 1], classes=["cat", "dog"]),
-            "the model takes 25% of the images for what they are (3 of 12 in test)",
+            "the model classifies 25% of the images correctly (3 of 12 in test)",
         ),
     ],
 )
@@ -101,14 +101,18 @@ def test_without_counted_images_scores_judge(scores: dict[str, float], words: st
         (
             of_images([30, 1], [0, 0]),
             {"val/f1_max": float("nan")},
-            "the model calls 3% of the good",
+            "the model marks 3% of the good",
         ),
         (
             of_images([0, 0], [2, 20]),
             {},
             "the model finds 91% of the defective images (20 of 22 in",
         ),
-        (of_images([6, 2], [1, 3], classes=["cat", "dog"]), {}, "takes 75% of the images for what"),
+        (
+            of_images([6, 2], [1, 3], classes=["cat", "dog"]),
+            {},
+            "classifies 75% of the images correctly",
+        ),
         (None, {"test/froc_1": 0.8}, "the model finds 80% of the objects"),
         (
             None,
@@ -140,7 +144,10 @@ def test_no_cure_is_named_for_a_good_model_or_for_what_was_not_measured(
             "(1 of 31 in test); image AUROC 0.43, hardly better than chance. What may help: look",
         ),
         (0.7, "(1 of 31 in test); image AUROC 0.70. What may help: look"),
-        (0.93, "image AUROC 0.93. What may help: another threshold, of predict.image_threshold"),
+        (
+            0.93,
+            "image AUROC 0.93. What may help: set another threshold with predict.image_threshold",
+        ),
     ],
 )
 def test_the_ranking_of_images_tells_a_bad_model_from_a_bad_threshold(
@@ -155,20 +162,20 @@ def test_the_ranking_of_images_tells_a_bad_model_from_a_bad_threshold(
     [
         (
             {"good_images": 12, "false_alarms": 0.0},
-            "about 1 in 13 of new good images may be called",
+            "about 1 in 13 of new good images may count as",
         ),
         (
             {"good_images": 49, "false_alarms": 4 / 49},
-            "by 49 good validation images: about 10% of new good images may",
+            "from 49 good validation images: about 10% of new good images may",
         ),
         (
             {"good_images": 49, "false_alarms": 9 / 49, "defective_images": 9, "misses": 1 / 9},
-            "by 49 good and 9 defective validation images: about 20% of new good images may be called "
+            "from 49 good and 9 defective validation images: about 20% of new good images may count as "
             "defective, and about 20% of new defective ones missed",
         ),
         (
             {"good_images": 12, "false_alarms": 0.0, "defective_images": 0.0, "misses": 0.5},
-            "by 12 good validation",
+            "from 12 good validation",
         ),
         ({}, ""),
     ],
@@ -190,7 +197,7 @@ def test_a_threshold_says_how_sure_it_is(scores: dict[str, float], words: str) -
         (
             {"data": {"size_px": 256}},
             [],
-            "small defects vanish where images are scaled: raise data.size_px",
+            "small defects vanish when images are scaled down: raise data.size_px",
         ),
         ({"data": {"scale": 0.5}}, [], "raise data.scale=0.5"),
         (
@@ -201,12 +208,12 @@ def test_a_threshold_says_how_sure_it_is(scores: dict[str, float], words: str) -
         (
             {},
             [("train", "dent")] * 4 + [("train", "good")] * 90,
-            "to learn from than 4 defective ones",
+            "train on more than 4 defective images",
         ),
         (
             {"model": {"_target_": "lit_data.models.AnomalyModule"}, "trainer": {"max_epochs": 1}},
             [("train", "good")] * 7,
-            "to learn from than 7 good ones; see docs/anomaly.md",
+            "train on more than 7 good images; see docs/anomaly.md",
         ),
         ({}, [("train", "dent")] * 90, "What may help: look at predictions.png"),
     ],

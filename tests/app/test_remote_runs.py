@@ -40,8 +40,8 @@ def store() -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("address", "text"),
     [
-        ("https://host/run", "https:// does not promise; mount it and name the folder"),
-        ("sftp://host/run", "ckpt=sftp://host/run: results lie in an object store"),
+        ("https://host/run", "https:// does not guarantee; mount it and name the folder"),
+        ("sftp://host/run", "ckpt=sftp://host/run: results need an object store"),
         ("file:///data/run", "ckpt=file:///data/run: give a local folder as a plain path"),
         ("s3://bucket/../x", "ckpt=s3://bucket/../x: write it without '..'"),
     ],
@@ -82,7 +82,7 @@ def test_the_newest_checkpoint_at_an_address_is_gone_on_from(store: Any, tmp_pat
     assert (again, torch.load(again)["step"]) == (named, 3)
     with pytest.raises(DataError, match=r"no best.ckpt below memory://bucket/runs/mine: run fit"):
         find_checkpoint(None, run, runs, cache)
-    with pytest.raises(DataError, match=r"no such folder, or it holds no file; check resume and"):
+    with pytest.raises(DataError, match=r"no such folder, or it is empty; check resume and"):
         find_start(None, None, f"{RUNS}/third", runs, tmp_path, cache)
 
 
@@ -152,7 +152,7 @@ def test_a_report_of_runs_at_an_address_is_put_there(
     assert store.exists("/bucket/runs/two.html")
     assert main(["report", f"{RUNS}/none"]) == 3
     err = capsys.readouterr().err
-    assert err.startswith(f"lit_data: {RUNS}/none: no such folder, or it holds no file; check RUN ")
+    assert err.startswith(f"lit_data: {RUNS}/none: no such folder, or it is empty; check RUN ")
     assert not (tmp_path / "cache").exists()
 
 

@@ -180,7 +180,7 @@ def test_broken_off_run_has_a_page_that_says_so(tmp_path: Path) -> None:
         "This run did not come to its end There is no summary.json: it was killed, or it is",
         "The model takes 89% of the time",
         "Summary.json cannot be read",
-        "csv/metrics.csv: 1 line is damaged or cut off",
+        "csv/metrics.csv: 1 line is damaged or truncated",
         "Samples.png cannot be shown",
         "There is no .hydra/config.yaml",
         "oom-1.txt out of memory: step 3",
@@ -197,7 +197,7 @@ def test_broken_off_run_has_a_page_that_says_so(tmp_path: Path) -> None:
         ("report x --picture-width a", 2, "argument --picture-width: invalid int value: 'a'. See"),
         ("report none", 3, "none is not there: a run is a folder that a command of lit_data wrote"),
         ("report file", 3, "file is not a folder: a run is a folder that "),
-        ("report .", 3, ". is no run and holds none: a run is a folder that "),
+        ("report .", 3, ". is not a run and holds none: a run is a folder that "),
         ("--package mine report x", 2, "'report' comes first and has no options of a configurat"),
     ],
 )
@@ -248,7 +248,7 @@ def test_a_report_that_fails_does_not_fail_the_run(
 
     monkeypatch.setattr("lit_data.app.report.write_report", fail)
     add_report(OmegaConf.create({"report": True}), tmp_path)
-    assert f"no report could be written of {tmp_path}" in caplog.text
+    assert f"cannot write a report of {tmp_path}" in caplog.text
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH: apt-get install chromium")

@@ -73,7 +73,7 @@ def test_another_folder_is_written_to_only_where_it_is_typed(
     assert main([*words, "--cwd", "nowhere"]) == 2
     assert "--cwd nowhere: there is no such folder" in capsys.readouterr().err
     assert main(["show", "--cwd", "."]) == 2
-    assert "--cwd belongs to a run" in capsys.readouterr().err
+    assert "--cwd is only for reruns" in capsys.readouterr().err
 
 
 def test_a_run_folder_does_not_choose_where_predictions_go(run: Path) -> None:
@@ -141,9 +141,9 @@ def test_a_run_is_started_again_below_its_own_runs(
 @pytest.mark.parametrize(
     ("hydra", "message"),
     [
-        (None, "is no run and no sweep of lit_data: there is no .hydra/hydra.yaml in it"),
-        ("a: [", "does not say how it was started"),
-        ("hydra: {overrides: {task: 3}}", "not one of lit_data"),
+        (None, "is neither a run nor a sweep of lit_data: it has no .hydra/hydra.yaml"),
+        ("a: [", "does not record how it was started"),
+        ("hydra: {overrides: {task: 3}}", "not from lit_data"),
     ],
 )
 def test_what_is_no_run_is_named(

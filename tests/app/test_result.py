@@ -66,7 +66,9 @@ def test_failed_write_leaves_the_old_file_alone(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    text = r"cannot write .*summary\.json: No space left on device\. Free the folder or set"
+    text = (
+        r"cannot write .*summary\.json: No space left on device\. Make the folder writable or set"
+    )
     with pytest.raises(StoreError, match=text):
         write_summary(tmp_path, "fit", "new", {})
     assert json.loads(path.read_text(encoding="utf-8"))["experiment"] == "old"
@@ -97,6 +99,6 @@ def test_confusions_of_a_run_share_their_classes(tmp_path: Path) -> None:
 
 def test_a_summary_that_is_no_object_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("[1, 2]")
-    with pytest.raises(DataError, match=r"summary.json is not an object of JSON"):
+    with pytest.raises(DataError, match=r"summary.json is not a JSON object"):
         read_summary(tmp_path)
     assert find_summary(tmp_path) is None

@@ -82,7 +82,7 @@ def test_the_best_run_is_taken_and_its_score_is_said(
     assert runs.choose() == "b"
     first = caplog.messages[0]
     assert first.startswith(f"checkpoint: {runs.folder}/b/{BEST}: val/ap 0.587, the best of 3 runs")
-    assert first.endswith("run=FOLDER takes another")
+    assert first.endswith("run=FOLDER selects another")
     assert (runs.choose(ckpt="last"), runs.choose(run="latest")) == ("b", "c")
 
 
@@ -130,7 +130,7 @@ def test_an_interrupted_run_is_taken_where_no_other_has_ended(
     caplog.set_level(logging.INFO)
     runs.add("interrupted")
     assert runs.choose() == "interrupted"
-    assert "the only run, which has not ended" in caplog.text
+    assert "the only run, which is not finished" in caplog.text
     runs.add("ended", 0.1)
     runs.add("interrupted too")
     assert runs.choose() == "ended"

@@ -65,12 +65,12 @@ def _start(line: str) -> Path:
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        ("fit", "fit", "out holds another run already: name a folder of its own, or go on with it"),
-        ("fit", "predict", "or go on with it by predict.resume=true"),
-        ("fit", "show", "out holds another run already: name a folder of its own$"),
-        ("show", "show seed=2", "out holds another run already"),
-        ("-m fit seed=1", "fit", "out holds another run already"),
-        ("fit", "-m fit seed=1", "hydra.sweep.dir=.*/out holds a run already"),
+        ("fit", "fit", "out already holds another run: choose another folder, or resume it"),
+        ("fit", "predict", "or resume it with predict.resume=true"),
+        ("fit", "show", "out already holds another run: choose another folder$"),
+        ("show", "show seed=2", "out already holds another run"),
+        ("-m fit seed=1", "fit", "out already holds another run"),
+        ("fit", "-m fit seed=1", "hydra.sweep.dir=.*/out already holds a run"),
     ],
 )
 def test_a_folder_of_another_run_is_refused(

@@ -54,10 +54,13 @@ def test_the_experiment_that_a_folder_looks_like_is_proposed(
     [
         (
             "data.root=empty",
-            "no experiment is chosen, and empty looks like none: add experiment",
+            "no experiment is chosen, and empty does not look like any: add experiment",
         ),
-        ("data.root=nowhere", "no experiment is chosen, and nowhere looks like none: add"),
-        ("data.root=s3://bucket/a", "no experiment is chosen, and s3://bucket/a looks like none"),
+        ("data.root=nowhere", "no experiment is chosen, and nowhere does not look like any: add"),
+        (
+            "data.root=s3://bucket/a",
+            "no experiment is chosen, and s3://bucket/a does not look like any",
+        ),
         ("seed=1", "no experiment is chosen: add experiment=NAME, one of anomaly, bccd,"),
     ],
 )

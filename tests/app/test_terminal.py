@@ -92,12 +92,12 @@ def test_the_end_is_one_table_and_repeats_no_sentence(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"max_epochs": 4}, "about 64 s an epoch, 4 min in all"),
-        ({"max_epochs": 1}, "about 64 s in all"),
-        ({"max_epochs": 4, "max_steps": 4}, "about 43 s in all"),
-        ({"max_epochs": 4, "max_time": {"seconds": 50}}, "about 50 s in all"),
-        ({"max_epochs": -1, "max_time": {"hours": 2}}, "about 64 s an epoch, 2.0 h in all"),
-        ({"max_epochs": 4, "limit_val_batches": 0}, "about 60 s an epoch, 4 min in all"),
+        ({"max_epochs": 4}, "about 64 s per epoch, 4 min in total"),
+        ({"max_epochs": 1}, "about 64 s in total"),
+        ({"max_epochs": 4, "max_steps": 4}, "about 43 s in total"),
+        ({"max_epochs": 4, "max_time": {"seconds": 50}}, "about 50 s in total"),
+        ({"max_epochs": -1, "max_time": {"hours": 2}}, "about 64 s per epoch, 2.0 h in total"),
+        ({"max_epochs": 4, "limit_val_batches": 0}, "about 60 s per epoch, 4 min in total"),
     ],
 )
 def test_the_time_of_a_training_heeds_every_limit(
@@ -115,7 +115,7 @@ def test_the_time_of_a_training_heeds_every_limit(
     Trainer(**QUIET | limits | options, callbacks=[Ask()]).fit(BoringModel())
     assert texts[0] == expected
     Trainer(**QUIET | limits | options, callbacks=[Ask(), stopping]).fit(BoringModel())
-    assert texts[-1] == f"{expected}, less if it is stopped early,"
+    assert texts[-1] == f"{expected}, less with early stopping,"
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches")
@@ -130,7 +130,7 @@ def test_the_time_is_said_once_and_a_short_training_has_none(
         monkeypatch.setattr("lit_data.app.terminal.time.monotonic", lambda: float(next(clock)))
         Trainer(**limits, callbacks=[Forecast()]).fit(BoringModel())
     (line,) = (message for message in caplog.messages if message.startswith("training takes"))
-    assert line == "training takes about 6 min an epoch, 19 min in all on this machine"
+    assert line == "training takes about 6 min per epoch, 19 min in total on this machine"
 
 
 def test_scores_beside_the_bar_fit_into_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

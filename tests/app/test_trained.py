@@ -147,9 +147,9 @@ def test_a_checkpoint_of_another_experiment_is_refused_in_one_line(
     for other in ("detection", "stripe"):
         assert main(["test", f"+experiment={other}", *words]) == 2
         error = capsys.readouterr().err
-        assert "is of the experiment segmentation" in error
+        assert "is from the experiment segmentation" in error
     assert "trained on" not in error
-    assert "write experiment=segmentation, or name the checkpoint by ckpt=FILE without" in error
+    assert "write experiment=segmentation, or give ckpt=FILE without" in error
 
 
 def test_a_model_of_images_is_not_scored_on_synthetic_ones_unasked(
@@ -171,7 +171,7 @@ def test_images_that_trained_and_models_of_no_use_bound_nothing(
     words = ["calibrate", str(trained / "runs/fit/segmentation/1"), "data.scale=null"]
     words += [*_places(trained), f"hydra.run.dir={tmp_path}"]
     assert main([*words, "images=all"]) == 2
-    assert "holds the images that trained the model" in capsys.readouterr().err
+    assert "holds the training images of the model" in capsys.readouterr().err
     monkeypatch.setattr(predict, "find_doubt", lambda record: "AUROC is 0.5")
     assert main([*words, "images=val"]) == 2
     assert "AUROC is 0.5: train longer, or choose another run" in capsys.readouterr().err
@@ -183,7 +183,7 @@ def test_images_of_another_kind_are_told(trained: Path, tmp_path: Path) -> None:
         cv2.imwrite(str(tmp_path / "other" / f"{number}.png"), np.full((300, 300), 10, np.uint8))
     code, _, said = _predict(trained, tmp_path / "out", f"data.root={tmp_path}/other")
     assert code == 0
-    assert "these images are unlike those that the model was trained on" in said
+    assert "these images differ from those that the model was trained on" in said
     assert "mean gray level 0.04 of the range, not 0." in said
 
 
@@ -222,7 +222,7 @@ def _change_record(trained: Path, folder: Path, **changes: Any) -> Path:
 )
 def test_a_hostile_record_is_refused(trained: Path, tmp_path: Path, change: dict[str, Any]) -> None:
     path = _change_record(trained, tmp_path, **change)
-    with pytest.raises(StoreError, match="what it says of its training cannot be read"):
+    with pytest.raises(StoreError, match="the record of its training cannot be read"):
         read_record(path)
 
 

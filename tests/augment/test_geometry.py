@@ -152,11 +152,11 @@ def test_boxes_surround_what_they_surrounded(options: dict[str, Any], crop: int 
         ({"shift_px": -1}, "need shift_px >= 0"),
         ({"shift_px": 1.5}, "shift_px=1.5 is not whole: set subpixel=true"),
         ({"rotate_deg": 181}, "0 <= rotate_deg <= 180"),
-        ({"shear_deg": 41}, "shear_deg=41 must lie between 0 and 40"),
-        ({"perspective": 0.31}, "perspective=0.31 must lie between 0 and 0.3"),
+        ({"shear_deg": 41}, "shear_deg=41 must be between 0 and 40"),
+        ({"perspective": 0.31}, "perspective=0.31 must be between 0 and 0.3"),
         ({"padding": "mirror"}, "padding='mirror' is unknown: choose one of reflect, zeros"),
         ({"crop_px": 0}, "crop_px=0 is not usable"),
-        ({"min_box_visible": 2}, "a share 0..1"),
+        ({"min_box_visible": 2}, "a fraction 0..1"),
     ],
 )
 def test_bad_options(options: dict[str, Any], match: str) -> None:

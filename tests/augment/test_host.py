@@ -218,9 +218,9 @@ def _refused(name: str) -> tuple[Any, str]:
     return {
         "size": (A.Resize(64, 64), "end with Resize, RandomCrop or PadIfNeeded to 128 x 128"),
         "floats": (A.Normalize(), "leave out Normalize"),
-        "tensors": (A.pytorch.ToTensorV2(), "leave out Normalize, ToFloat and ToTensorV2"),
-        "lambda": (unnamed, "in place of lambdas"),
-        "module": (nn.Identity(), "is no transform of albumentations"),
+        "tensors": (A.pytorch.ToTensorV2(), "remove Normalize, ToFloat and ToTensorV2"),
+        "lambda": (unnamed, "instead of lambdas"),
+        "module": (nn.Identity(), "is not a transform of albumentations"),
     }[name]
 
 

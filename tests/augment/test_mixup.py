@@ -69,7 +69,7 @@ def test_nothing_changes_where_it_is_off_or_there_is_no_other_sample() -> None:
 
 def test_masks_cannot_be_blended() -> None:
     mixup, layers = MixUp(probability=1.0), Layers(torch.rand(2, 3, 4, 4), torch.zeros(2, 1, 4, 4))
-    with pytest.raises(ConfigError, match="MixUp has no meaning for masks"):
+    with pytest.raises(ConfigError, match="MixUp is not defined for masks"):
         mixup(layers, mixup.draw(0, 0, [0, 1], 3))
 
 

@@ -353,6 +353,6 @@ def test_batch_norm_on_a_single_sample_ends_with_a_remedy(
     module = Regression()
     module.layer.insert(1, nn.BatchNorm1d(5).double())
     install(module, FaultPlan("forward_start", lambda n, step, micro: n > fits))
-    text = rf"^batch 0: {samples} samples go through in micro-batches of {pieces}.* and batch norm"
+    text = rf"^batch 0: {samples} samples run in micro-batches of {pieces}.* and batch norm"
     with pytest.raises(BatchMemoryError, match=text):
         fit(module, DataLoader(data(samples), samples), adaptive())

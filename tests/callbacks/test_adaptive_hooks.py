@@ -401,6 +401,6 @@ def test_what_cannot_be_undone_is_said_once(caplog: pytest.LogCaptureFixture) ->
         run(module, "train", AdaptiveBatchSize(grow_after=None), point="forward_middle", most=2)
     told = [text for text in caplog.messages if "cannot be undone" in text]
     assert sorted(told) == [
-        "AdaptiveBatchSize: what the failed step did to Counting.numbers, a range_iterator, cannot be undone",
-        "AdaptiveBatchSize: what the failed step did to Counting.scores, a dict of 5000 entries, cannot be undone",
+        "AdaptiveBatchSize: the failed step changed Counting.numbers, a range_iterator, and this cannot be undone",
+        "AdaptiveBatchSize: the failed step changed Counting.scores, a dict of 5000 entries, and this cannot be undone",
     ]

@@ -245,8 +245,8 @@ def test_the_error_of_any_other_module_passes_with_a_line() -> None:
         _fit(module, adaptive)
     assert str(caught.value) == str(out_of_memory())
     assert caught.value.__notes__ == [
-        "AdaptiveBatchSize repeats no step of Uncut, which has manual optimisation: lower "
-        "data.loader.batch_size, or let the module add its gradients up in micro-batches, as "
+        "AdaptiveBatchSize cannot repeat steps of Uncut, which uses manual optimization: lower "
+        "data.loader.batch_size, or let the module accumulate its gradients in micro-batches, as "
         "GANModule does"
     ]
     assert module.sizes() == [8, 8], "whole batches, and no step is begun again"

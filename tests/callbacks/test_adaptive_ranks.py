@@ -407,9 +407,7 @@ def test_validation_is_split_on_one_rank_alone(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_manual_optimisation_is_left_alone_with_one_warning(runs: Runs) -> None:
-    message = (
-        "AdaptiveBatchSize leaves manual optimisation on several ranks alone: errors pass through"
-    )
+    message = "AdaptiveBatchSize does not handle manual optimization on several ranks: out-of-memory errors are raised"
     for rank in runs.ranks:
         assert rank["manual"]["warnings"] == rank["manual error"]["warnings"] == [message]
         assert rank["manual error"]["error"] == "OutOfMemoryError: CUDA out of memory"

@@ -90,7 +90,7 @@ def test_chosen_modules_stay_in_float32(keep: Any, dtypes: list[torch.dtype]) ->
 
 @pytest.mark.parametrize("name", ["haed", "body.2", "", "head.forward"])
 def test_an_unknown_name_is_refused(name: str) -> None:
-    message = f"keep_fp32 has '{name}', which is no submodule of Net - allowed: .* - the nearest: .*(head|body)"
+    message = f"keep_fp32 has '{name}', which is not a submodule of Net - allowed: .* - the nearest: .*(head|body)"
     with pytest.raises(ConfigError, match=message):
         keep_in_float32(Net(), (name,), "cpu")
 

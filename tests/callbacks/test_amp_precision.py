@@ -71,7 +71,7 @@ def test_the_precision_for_a_device(
 
 
 def test_a_device_without_autocast_is_refused() -> None:
-    text = "precision is 'bf16' on the device 'hpu' - allowed: there 'auto' and 'fp32'"
+    text = "precision is 'bf16' on the device 'hpu' - allowed there: 'auto' and 'fp32'"
     with pytest.raises(ConfigError, match=text):
         choose_precision("bf16", "hpu")
 

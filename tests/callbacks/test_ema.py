@@ -234,7 +234,7 @@ def test_another_average_beside_it_is_refused(tmp_path: Path, other: Callback) -
 
 
 def test_a_decay_out_of_range_and_spread_weights_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"decay=1.0 must lie between 0 and 1"):
+    with pytest.raises(ConfigError, match=r"decay=1.0 must be between 0 and 1"):
         EMA(decay=1.0)
     trainer = Trainer(**QUIET)
     trainer.strategy.__class__ = FSDPStrategy

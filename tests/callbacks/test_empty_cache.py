@@ -56,7 +56,7 @@ class Listener(Callback):
 
     @property
     def whens(self) -> list[str]:
-        texts = [event.text.removeprefix("8 MiB were given back ") for event in self.events]
+        texts = [event.text.removeprefix("8 MiB were released ") for event in self.events]
         return [text.rpartition(", in ")[0] for text in texts]
 
 
@@ -115,7 +115,7 @@ def test_every_n_steps(run: Run) -> None:
     callback = EmptyCache(every_n_steps=3, max_cost_fraction=0.9)
     run.fit(callback)
     assert run.listener.whens == ["after 3 training batches"] * 4
-    text = "8 MiB were given back after 3 training batches, in 4000 ms"
+    text = "8 MiB were released after 3 training batches, in 4000 ms"
     release = Event("release", text, {"freed_bytes": 8.0 * MIB, "seconds": 4.0})
     assert run.listener.events[0] == release
     assert callback.summary() == SUMS

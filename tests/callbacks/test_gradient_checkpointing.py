@@ -218,15 +218,18 @@ def test_a_module_that_took_no_part_is_named_once(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         _train(module, STOCK["classifier"].loader(), [GradientCheckpointing(["head", "unused"])])
     (message,) = caplog.messages
-    assert "'unused' took no part in training, so nothing was saved there; name mod" in message
+    assert "'unused' was not called in training, so it saved no memory; name mod" in message
 
 
 @pytest.mark.parametrize(
     ("modules", "message"),
     [
         # no such module
-        (["featurs"], r"'featurs' fits no submodule of Classifier - .* - the nearest: 'features'"),
-        (["head.*.*"], r"'head\.\*\.\*' fits no submodule of Classifier"),
+        (
+            ["featurs"],
+            r"'featurs' matches no submodule of Classifier - .* - the nearest: 'features'",
+        ),
+        (["head.*.*"], r"'head\.\*\.\*' matches no submodule of Classifier"),
         # without a forward pass
         (["blocks"], r"which has no forward pass .* choose what it holds: 'blocks\.\*'"),
         (["bloc*"], r"'blocks' is a ModuleList"),

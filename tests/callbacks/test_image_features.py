@@ -95,7 +95,7 @@ def test_any_net_may_give_the_features() -> None:
     [
         ("large", None, "extractor='large' is unknown: choose one of small, inception"),
         ("inception", None, "weights=None is not a file: extractor='inception' needs pt_inception"),
-        ("small", "w.pth", "weights='w.pth' are read for extractor='inception' alone"),
+        ("small", "w.pth", "weights='w.pth' are only for extractor='inception'"),
     ],
 )
 def test_wrong_extractors_are_refused(extractor: Any, weights: str | None, message: str) -> None:
@@ -106,10 +106,12 @@ def test_wrong_extractors_are_refused(extractor: Any, weights: str | None, messa
 def test_a_pickle_that_may_run_code_is_refused(tmp_path: Any) -> None:
     weights = tmp_path / "inception.pth"
     torch.save({"run": print}, weights)
-    with pytest.raises(ConfigError, match="is not a file of weights alone: Weights only load"):
+    with pytest.raises(
+        ConfigError, match="is not a file that holds only weights: Weights only load"
+    ):
         open_extractor("inception", str(weights))
     weights.write_bytes(b"")
-    with pytest.raises(ConfigError, match="is not a file of weights alone"):
+    with pytest.raises(ConfigError, match="is not a file that holds only weights"):
         open_extractor("inception", str(weights))
 
 

@@ -191,7 +191,7 @@ def test_a_checkpoint_that_is_not_there_is_told(
     path.write_text("of an earlier run")
     if fault == "says nothing":  # as Lightning does in a read-only folder
         monkeypatch.setattr(Trainer, "save_checkpoint", lambda trainer, target, **options: None)
-        reason = f"nothing arrived in {path.parent}; check its permissions and the disk"
+        reason = f"no checkpoint was written to {path.parent}; check its permissions and the disk"
     else:
         (path.parent / ".interrupted.ckpt.part").mkdir()
         reason = ""

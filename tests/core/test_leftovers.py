@@ -21,11 +21,11 @@ def test_files_of_other_types_are_counted_by_cause(tmp_path: Path) -> None:
     touch(tmp_path, "a.png", *(f"x/{n}.JP2" for n in range(5)), "b.zip", "v.nii.gz", "w.nrrd")
     touch(tmp_path, "notes.md", "train.py", ".hidden.zip", "__MACOSX/c.zip")
     assert _walk(tmp_path).describe() == [
-        "5 images are of a type that is not read: x/0.JP2, x/1.JP2, x/2.JP2 and 2 more; "
+        "5 images have a type that is not read: x/0.JP2, x/1.JP2, x/2.JP2 and 2 more; "
         "save them as PNG or TIFF",
         "1 archives are not read: b.zip; unpack them into files",
         "1 volumes are not images: v.nii.gz; experiment=ct_segmentation reads them",
-        "1 volumes are of a type that is not read: w.nrrd; save them as NIfTI",
+        "1 volumes have a type that is not read: w.nrrd; save them as NIfTI",
     ]
 
 

@@ -47,7 +47,7 @@ def test_versions_that_are_known_and_others() -> None:
     for version in ("2.6.6", "2.6.6rc1", "2.6.6+cpu", "2.6.7", "2.6.10.dev20260101"):
         check_version(version)
     for version in ("1.9.5", "2.6.5", "2.6.5.post1", "2.7.0", "2.7.0.dev1", "2.7.0rc1", "3.0"):
-        text = rf"lightning {version} was not tested: install one from 2\.6\.6 to below 2\.7"
+        text = rf"lightning {version} was not tested: install a version from 2\.6\.6 to below 2\.7"
         with pytest.raises(ConfigError, match=text):
             check_version(version)
 

@@ -73,7 +73,7 @@ def test_second_one_waits_and_says_for_whom(
     with build_lock(tmp_path, wait_s=3600, is_done=lambda: False):
         assert 40 <= clock.now_s < 41
         assert take_lock(tmp_path) is None
-    waits = [f"{tmp_path}: waiting for {ME}, which builds there ({s} s)" for s in (0, 15, 30)]
+    waits = [f"{tmp_path}: waiting for {ME}, which is building there ({s} s)" for s in (0, 15, 30)]
     assert caplog.messages == waits
     fd = take_lock(tmp_path)
     assert fd is not None
@@ -88,7 +88,9 @@ def test_long_waits_name_the_holder(
     if wait_s:
         held.enter_context(temp_folder(tmp_path))
     holder = ME if wait_s else "an unknown process"
-    message = f"{tmp_path}: {holder} still builds there after wait_s={wait_s} s; wait for it, raise"
+    message = (
+        f"{tmp_path}: {holder} is still building there after wait_s={wait_s} s; wait for it, raise"
+    )
     with (
         pytest.raises(StoreBusyError, match=message),
         build_lock(tmp_path, wait_s=wait_s, is_done=lambda: False),
@@ -109,7 +111,7 @@ def test_lock_that_nobody_alive_builds_under_is_passed_by(
     (tmp_path / name_of(os.getpid(), "1")).mkdir()
     with build_lock(tmp_path, wait_s=3600, is_done=lambda: False):
         assert 5 < clock.now_s < 10
-    message = "its lock is held but no process builds; continuing without it"
+    message = "its lock is held but no process is building; continuing without it"
     assert caplog.messages[-1] == f"{tmp_path}: {message}"
 
 

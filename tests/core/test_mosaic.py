@@ -126,7 +126,7 @@ def _move_slowly(
         ({"scale": (0.0, 1.0)}, "0 < smallest <= largest"),
         ({"scale": (2.0, 1.0)}, "0 < smallest <= largest"),
         ({"scale": (1.0,)}, "smallest, largest"),
-        ({"probability": 1.5}, "probability=1.5 must lie between 0 and 1"),
+        ({"probability": 1.5}, "probability=1.5 must be between 0 and 1"),
         ({"translate": -0.1}, "translate=-0.1"),
         ({"min_box_visible": float("nan")}, "min_box_visible=nan"),
         ({"min_box_px": -1.0}, "at least 0"),

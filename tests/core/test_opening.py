@@ -31,7 +31,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
     ("number", "advice"),
     [
         (errno.EMFILE, r"raise the limit of open files \(ulimit -n\)"),
-        (errno.ESTALE, "a disk in the network does not answer: try again"),
+        (errno.ESTALE, "a network disk does not respond: try again"),
         (errno.ENOMEM, "memory ran out"),
     ],
 )

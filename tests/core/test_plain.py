@@ -35,15 +35,15 @@ LONG_TEXTS = f"a: &a {'x' * 1_000_000}\nb: [{', '.join(['*a'] * 100)}]\n"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (BOMB, "stands for more than"),
-        (MERGES, "stands for more than"),
-        (TABLES, "stands for more than"),
-        (LONG_TEXTS, "stands for more than"),
+        (BOMB, "expands to more than"),
+        (MERGES, "expands to more than"),
+        (TABLES, "expands to more than"),
+        (LONG_TEXTS, "expands to more than"),
         ("[" * 70 + "]" * 70, "nested"),
-        ("a: &x [*x]", "holds itself"),
-        ("a: 1\na: 2", "'a' stands there twice"),
-        ("a: !!int 1:30", "no whole number"),
-        ("a: !!float 1:30.5", "no number"),
+        ("a: &x [*x]", "refers to itself"),
+        ("a: 1\na: 2", "'a' appears twice"),
+        ("a: !!int 1:30", "not a whole number"),
+        ("a: !!float 1:30.5", "not a number"),
     ],
 )
 def test_yaml_is_bounded(text: str, message: str) -> None:

@@ -50,7 +50,7 @@ def test_many_problems_are_grouped_by_cause_and_end_with_the_headline_and_the_cu
         "    m/0.png, 1.png, 2.png and 57 more",
     ]
     assert lines[-4:] == [
-        "  7 more of 7 other causes",
+        "  7 more with 7 other causes",
         "130 of 200 masks are bad:",
         "  for 60: set data.mask_read.classes=60 here",
         "  data.on_bad=skip skips them",

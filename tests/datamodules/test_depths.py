@@ -27,7 +27,7 @@ def test_a_batch_is_as_bright_as_the_same_picture_of_all_bits(
             _first_image(tmp_path / "images", options), numbers / (2**bits - 1), atol=0.002
         )
     if cache == "store":
-        assert f"{bits} bits a sample" in caplog.text
+        assert f"{bits} bits per sample" in caplog.text
     # A range of values counts the numbers of the files.
     options["value_range"] = (0, 2 ** (bits - 1))
     expected = np.clip(numbers / 2 ** (bits - 1), 0, 1)

@@ -177,7 +177,7 @@ def test_bad_masks_take_their_images_with_them_where_they_are_skipped(
     data = _data(tmp_path, on_bad="skip")
     assert _used(data) == {f"{number:02}.png" for number in range(20)} - {"02.png", "05.png"}
     data.check_sources()
-    assert "2 of 30 images and masks are bad and left out" in caplog.text
+    assert "2 of 30 images and masks are bad and skipped" in caplog.text
 
 
 def test_equal_files_never_straddle_a_split(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_each_class_has_its_share(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must add up to at most 1"):
         SamplingOptions(positives={"dent": 0.6, "spot": 0.6})
     for wrong in (0, 1.5, -1):
-        with pytest.raises(ConfigError, match=r"positives=.* is a share"):
+        with pytest.raises(ConfigError, match=r"positives=.* must be a fraction"):
             SamplingOptions(positives=wrong)
 
 
@@ -399,7 +399,7 @@ def test_a_set_whose_only_annotations_are_damaged_is_refused(
 def test_a_cache_that_is_a_file_is_named(name: str, tmp_path: Path) -> None:
     _write_set(tmp_path / "set", 6)
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match=rf"paths.cache=.*{name}: .*/file is no folder"):
+    with pytest.raises(StoreError, match=rf"paths.cache=.*{name}: .*/file is not a folder"):
         _data(tmp_path, cache_dir=str(tmp_path / name))
 
 
@@ -416,7 +416,7 @@ def test_a_split_can_be_given_back(tmp_path: Path) -> None:
     for split, numbers in data.split_images.items():
         assert np.array_equal(again.split_images[split], numbers)
     path.write_text("image,split\n00.png,spare\n")
-    refused = r"splits\.csv, line 2: needs an image and as its split one of train, val, test"
+    refused = r"splits\.csv, line 2: needs an image and its split, one of train, val, test"
     with pytest.raises(DataError, match=refused):
         _data(tmp_path, splits=str(path))
     with pytest.raises(DataError, match="the table of splits does not exist"):
@@ -471,7 +471,7 @@ def test_defects_are_drawn_on_good_parts_alone_in_every_stage(tmp_path: Path) ->
         strength = (found["image"][:, :1] - 104 / 255).abs()
         assert strength[found["mask"] > 0].mean() > 4 * strength[found["mask"] == 0].mean()
     assert not torch.equal(read_all(data, "train", 0)["mask"], read_all(data, "train", 1)["mask"])
-    with pytest.raises(ConfigError, match="drawn defects are of no class"):
+    with pytest.raises(ConfigError, match="synthetic defects have no class"):
         _data(tmp_path, synthesis=_spots(), classes=["a"])
 
 

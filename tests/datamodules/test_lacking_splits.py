@@ -165,8 +165,8 @@ def test_a_split_without_masks_where_all_others_have_one_is_not_scored_as_good(
     caplog.set_level(logging.INFO)
     data = open_folders(tmp_path, unmasked)
     assert len(data.split_images[unmasked]) == 0
-    assert f"6 images are all of {unmasked} and have no mask" in caplog.text
-    assert "they are skipped, because nothing tells which are good" in caplog.text
+    assert f"6 images are all of the split {unmasked} and have no mask" in caplog.text
+    assert "they are skipped, because it is unknown which are good" in caplog.text
     names = data.source.names(data.bank)
     known = [data.has_defect(number) for number in range(len(names))]
     for name, has_defect in zip(names, known, strict=True):
@@ -184,7 +184,7 @@ def test_a_trainer_with_a_loader_alone_is_told_once_where_batches_are_finished(
     data.prepare_data()
     settings = QUIET | {"max_epochs": 2, "limit_val_batches": 0}
     Trainer(**settings).fit(Model(), data.train_dataloader())
-    told = "has the loader of a datamodule and not the datamodule"
+    told = "has the loader of a datamodule but not the datamodule"
     assert caplog.text.count(told) == 1
     caplog.clear()
     Trainer(**settings).fit(Model(), datamodule=data)

@@ -109,5 +109,5 @@ def test_shards_are_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"size_px and data\.scale need the files of the images"):
         InspectionDataModule("s3://bucket/set.shards", scale=0.5)
     _write_set(tmp_path / "set")
-    with pytest.raises(ConfigError, match="leave them out to write or read a set of shards"):
+    with pytest.raises(ConfigError, match="remove them to write or read a set of shards"):
         _data(tmp_path, size_px=32).source.publish(str(tmp_path / "a.shards"), 2**20)

@@ -55,7 +55,7 @@ def test_the_protocol_of_the_field_is_held_and_any_other_layout_refused(tmp_path
     train, val, test = (_names(data, split) for split in ("train", "val", "test"))
     assert (len(train), len(val), len(test)) == (12, 2, 6)
     assert all(name.startswith("train/good/") for name in (*train, *val))
-    with pytest.raises(ConfigError, match=r"leave data\.splits and data\.folds out"):
+    with pytest.raises(ConfigError, match=r"remove data\.splits and data\.folds"):
         _open(tmp_path, protocol="mvtec", folds=5)
     with pytest.raises(ConfigError, match="protocol='mvtech'"):
         _open(tmp_path, protocol="mvtech")
@@ -135,7 +135,7 @@ def test_a_table_of_labels_stands_for_folders(tmp_path: Path) -> None:
         True,
     ]
     table.write_text("\n".join(rows[:-1]))
-    with pytest.raises(DataError, match=r"19\.png.*gives no label"):
+    with pytest.raises(DataError, match=r"19\.png.*without a label"):
         _open(tmp_path)
     assert len(_open(tmp_path, "predict", splits="none").bank) == 20
     table.write_text("\n".join(rows).replace("ok", "0").replace("scratch", "1"))
@@ -178,7 +178,7 @@ def test_a_set_without_good_images_is_refused(tmp_path: Path) -> None:
     for number in range(6):
         _write(tmp_path / "set" / f"{number}.png")
         _write(tmp_path / "set" / f"{number}_mask.png", marked=True)
-    with pytest.raises(ConfigError, match=r"no image of train is without a defect"):
+    with pytest.raises(ConfigError, match=r"train has no image without a defect"):
         _open(tmp_path).dataset("train")
     with pytest.raises(ConfigError, match="train_on='some'"):
         _open(tmp_path, train_on="some")

@@ -170,7 +170,7 @@ def test_both_run_in_order_and_each_is_told_once(
         assert sorted(lines) == [
             f"{AFTER}: first that of Data, then that of Model on the batch in its batch_format",
             f"{BEFORE}: first that of Data, then that of Model on the planned batch; no batch is copied ahead",
-            f"{TRANSFER}: that of Model moves the planned batch in place of that of Data; no batch is copied ahead",
+            f"{TRANSFER}: that of Model moves the planned batch instead of that of Data; no batch is copied ahead",
         ]
 
 
@@ -233,12 +233,12 @@ def _with(key: str) -> Callable[[Batch], Batch]:
 @pytest.mark.parametrize(
     ("hook", "change", "batch_format", "problem"),
     [
-        (BEFORE, lambda batch: tuple(batch.values()), "dict", "returned tuple in place of a dict"),
-        (TRANSFER, lambda batch: None, "dict", "returned None in place of a dict"),
-        (BEFORE, _without_plan, "dict", r"left out the keys \['plan'\]"),
+        (BEFORE, lambda batch: tuple(batch.values()), "dict", "returned tuple instead of a dict"),
+        (TRANSFER, lambda batch: None, "dict", "returned None instead of a dict"),
+        (BEFORE, _without_plan, "dict", r"dropped the keys \['plan'\]"),
         (TRANSFER, _with("label"), "dict", r"added .* \['label'\], which the datamodule makes"),
         (BEFORE, _with("y"), {"y": "x"}, r"added the keys \['y'\], which the datamodule makes"),
-        (TRANSFER, _with("y"), ("x",), r"added .* \['y'\], for which a batch that is no dict has"),
+        (TRANSFER, _with("y"), ("x",), r"added .* \['y'\], which only a batch that is a dict can"),
     ],
 )
 def test_another_structure_is_an_error_that_says_what_to_do(

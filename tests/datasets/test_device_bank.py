@@ -114,7 +114,7 @@ def test_too_many_pixels_are_refused(
     free_bytes = 4_000_000
     DeviceBank(store, torch.device("meta"))
     free_bytes = 3_999_996
-    message = r"needs 3.0 MB for the decoded pixels on meta, free are 4.0 MB, a quarter .*: set data.cache=store"
+    message = r"needs 3.0 MB for the decoded pixels on meta, but 4.0 MB is free, a quarter .*: set data.cache=store"
     with pytest.raises(ConfigError, match=message):
         DeviceBank(store, torch.device("meta"))
     assert asked == ["meta", "meta"]

@@ -69,5 +69,5 @@ def test_folders_may_be_called_good(caplog: pytest.LogCaptureFixture) -> None:
     assert name_kinds(folders, ["*"]) == ("good",) * 4
     assert not caplog.messages
     assert name_kinds(folders, ["A", "B"])[0] == "good"
-    assert caplog.messages == ["data.good: 'B' fits no folder of images"]
+    assert caplog.messages == ["data.good: 'B' matches no folder of images"]
     assert "data.good=['C'] names none of the folders A, ok" in describe_doubt(["A", "ok"], ["C"])

@@ -90,7 +90,7 @@ def test_what_shows_masks_in_another_way_is_no_good_image(name: str, tmp_path: P
     leftovers = Leftovers()
     assert _pairs(tmp_path, find_inspection_set(tmp_path, leftovers=leftovers)) == pairs
     (line,) = leftovers.describe()
-    assert f"{len(left_out)} images show masks or other images in another way" in line
+    assert f"{len(left_out)} images are renderings of masks or of other images" in line
     assert min(left_out) in line
 
 

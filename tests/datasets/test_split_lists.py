@@ -69,8 +69,8 @@ def test_lists_are_found_in_their_places(texts: dict[str, str], tmp_path: Path) 
     leftovers = Leftovers()
     split_images(NAMES, root=tmp_path, leftovers=leftovers)
     assert leftovers.describe() == [
-        "2 images are in no list of a split: JPEGImages/e.jpg, JPEGImages/f.jpg; "
-        "'data.splits={train: 0.7, val: 0.15, test: 0.15}' takes all"
+        "2 images are not in the list of any split: JPEGImages/e.jpg, JPEGImages/f.jpg; "
+        "'data.splits={train: 0.7, val: 0.15, test: 0.15}' uses all"
     ]
 
 
@@ -131,7 +131,7 @@ def test_an_exact_path_goes_before_the_end_of_another(tmp_path: Path) -> None:
             {"data_dot_yaml": "train: JPEGImages\nval: JPEGImages"},
             r"train and val are the same images \(6\), .*list others for val, .*data.splits={train",
         ),
-        ({"train_dot_txt": "a", "test_dot_txt": ""}, "test is no list file with rows"),
+        ({"train_dot_txt": "a", "test_dot_txt": ""}, "test is neither a list file with rows"),
         (
             {"a_dot_csv": "image,split\na,train", "b_dot_csv": "file,subset\na,val"},
             r"2 tables name a split of each image \(a.csv, b.csv\): choose one with data.splits=",

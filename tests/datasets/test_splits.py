@@ -33,7 +33,7 @@ def test_folders_are_found_by_themselves() -> None:
     names = ["train/a.png", "val/b.png", "test/deep/c.png", "train/d.png"]
     found = {key: part.tolist() for key, part in split_images(names).items()}
     assert found == {"train": [0, 3], "val": [1], "test": [2]}
-    message = "1 images lie in no folder of one of train, val, test: extra/e.png"
+    message = "1 images are not in a folder named after one of train, val, test: extra/e.png"
     with pytest.raises(DataError, match=message):
         split_images([*names, "extra/e.png"], "folders")
     parts = split_images([*names, "extra/e.png"], "auto")
@@ -50,11 +50,15 @@ def test_lists_of_names_and_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("splits", "error", "message"),
     [
-        ({"train": 0.5, "val": 0.1}, ConfigError, "must be shares of at least 0 that add up to 1"),
-        ({"train": 1.2, "val": -0.2}, ConfigError, "must be shares of at least 0"),
+        (
+            {"train": 0.5, "val": 0.1},
+            ConfigError,
+            "must be fractions of at least 0 that add up to 1",
+        ),
+        ({"train": 1.2, "val": -0.2}, ConfigError, "must be fractions of at least 0"),
         ({"train": 1.0, "dev": 0.0}, ConfigError, "is unknown: choose folders, auto, a file"),
         ("random", ConfigError, "splits='random' is unknown"),
-        ({"train": 0.5, "val": ["001.png"]}, ConfigError, "mixes shares and lists"),
+        ({"train": 0.5, "val": ["001.png"]}, ConfigError, "mixes fractions and lists"),
         ({"train": ["999.png"]}, DataError, "no image is named '999.png' among 100 images"),
         (
             {"train": ["001.png"], "val": ["001.png"]},
@@ -91,7 +95,7 @@ def test_fewer_images_than_splits() -> None:
 def test_a_list_in_another_encoding_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes("image,split\ngröße.png,train\n".encode("latin-1"))
     path = str(tmp_path / name)
-    message = rf"{name}: no UTF-8 text \(byte 0xf6 at 14; .*\); save it as UTF-8$"
+    message = rf"{name}: not UTF-8 text \(byte 0xf6 at 14; .*\); save it as UTF-8$"
     with pytest.raises(DataError, match=message):
         split_images(["größe.png"], path if name.endswith(".csv") else {"train": path})
 

@@ -79,10 +79,10 @@ def test_names_give_groups() -> None:
     assert groups[0] == groups[1] != groups[2]
     assert len(set(groups.tolist())) == 4
     for pattern, message in (
-        ("(", r"'\(' is no regular expression"),
-        ("(" * 5000, "'.*' is no regular expression: "),
-        ("a{99999999999}", "'.*' is no regular expression: "),
-        ("panel", "'panel' is found in no name, such as 'a/lot1_1.png'"),
+        ("(", r"'\(' is not a regular expression"),
+        ("(" * 5000, "'.*' is not a regular expression: "),
+        ("a{99999999999}", "'.*' is not a regular expression: "),
+        ("panel", "'panel' matches none of the names, such as 'a/lot1_1.png'"),
     ):
         with pytest.raises(ConfigError, match=f"^data.groups={message}"):
             group_by_name(names, pattern)
@@ -189,11 +189,11 @@ def test_each_image_is_in_the_test_of_one_fold_and_what_belongs_together_is_in_o
     ("options", "message"),
     [
         ({"folds": 2}, "data.folds"),
-        ({"fold": 2}, "data.fold=2 is a part of data.folds, which is not set"),
-        ({"folds": 5, "fold": 5}, "data.fold=5 is none of data.folds=5: give 0 to 4"),
-        ({"folds": 5, "splits": {"train": 1.0}}, "leave out one of them"),
-        ({"folds": 5, "protocol": "mvtec"}, "leave data.splits and data.folds out"),
-        ({"splits": "folders", "protocol": "mvtec"}, "leave data.splits and data.folds out"),
+        ({"fold": 2}, "data.fold=2 needs data.folds, which is not set"),
+        ({"folds": 5, "fold": 5}, "data.fold=5 is not one of data.folds=5: choose 0 to 4"),
+        ({"folds": 5, "splits": {"train": 1.0}}, "remove one of them"),
+        ({"folds": 5, "protocol": "mvtec"}, "remove data.splits and data.folds"),
+        ({"splits": "folders", "protocol": "mvtec"}, "remove data.splits and data.folds"),
     ],
 )
 def test_folds_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from lit_data.core.errors import ConfigError
 
 CURES = re.compile(
-    r"choose|give|must|allowed|leave|set |name at least|is below|or sizes swing|every"
+    r"choose|give|must|allowed|leave|set |name at least|is below|or sizes oscillate|every"
 )
 
 

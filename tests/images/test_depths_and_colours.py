@@ -72,7 +72,7 @@ def test_numbers_of_a_few_bits_are_scaled_to_their_dtype(tmp_path: Path, bits: i
     assert_array_equal(_decode(path, depth="keep")[0], numbers)
     assert_array_equal(_decode(path, as_float=True)[0], numbers)
     decoded = ImageDecoder()(ImageSource((str(path),)))
-    assert f"{bits} bits a sample, scaled so that {2**bits - 1} is {white}" in decoded.notes[0]
+    assert f"{bits} bits per sample, scaled so that {2**bits - 1} is {white}" in decoded.notes[0]
     inverted = _write_tiff(tmp_path / "b.tif", numbers, bits, photometric=0)
     assert_array_equal(_decode(inverted, invert="photometric"), white - scaled)
     with pytest.raises(ImageError, match="rare kind"):

@@ -87,8 +87,8 @@ def test_exclusions_of_nothing_and_of_all(tmp_path: Path, caplog: pytest.LogCapt
     touch(tmp_path, "a.png", "a.jpg")  # the names do not clash
     assert len(find_images(tmp_path, exclude=["*.jpg", "b\n*"]).paths) == 1
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert warnings == [f"data.exclude: 'b\\n*' fits no image below {tmp_path}"]
-    message = r"no image matches '\*\*/\*'; found 2 left out by data.exclude"
+    assert warnings == [f"data.exclude: 'b\\n*' matches no image below {tmp_path}"]
+    message = r"no image matches '\*\*/\*'; found 2 skipped by data.exclude"
     with pytest.raises(DataError, match=message):
         find_images(tmp_path, exclude=["**"])
     with pytest.raises(ConfigError, match=r"data.exclude: pattern '\.\./\*' leaves the folder"):
@@ -114,7 +114,7 @@ def test_an_excluded_link_may_lead_anywhere(tmp_path: Path) -> None:
         ((), "must be a list of at least one pattern"),
         ("*.png", "must be a list of at least one pattern"),
         (("[z-a].png",), "cannot be understood: bad character range z-a"),
-        (("**/a/" * 5 + "*.png",), r"'\*\*/a/.*' holds '\*\*/' more than 4 times; take some out"),
+        (("**/a/" * 5 + "*.png",), r"'\*\*/a/.*' holds '\*\*/' more than 4 times; remove some"),
     ],
 )
 def test_a_wrong_pattern_is_named(tmp_path: Path, patterns: tuple[str, ...], message: str) -> None:
@@ -196,10 +196,10 @@ def test_what_is_no_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         ("broken.png", "gone.png", "a broken link to gone.png"),
         ("train", "gone", "a broken link to gone"),  # was a folder
-        ("loop.png", "loop.png", "a link that loops, to loop.png"),
+        ("loop.png", "loop.png", "a circular link, to loop.png"),
         ("out.png", "../out.png", r"leads out of the data folder, to .*/out.png\n(.|\n)*data.root"),
         ("out", "../outside", r"leads out of the data folder, to .*/outside\n(.|\n)*copy it into"),
-        ("circle", ".", "a link that leads in a circle, to "),
+        ("circle", ".", "a circular link to "),
     ],
 )
 def test_bad_links_are_named(tmp_path: Path, name: str, target: str, message: str) -> None:

@@ -107,7 +107,7 @@ _FRAME = b"\xff\xd8\xff\xc0\x00\x0b"
         (_png(8, 6, extra=_chunk(b"acTL", struct.pack(">II", 7, 0))), "animated PNG with 7 frames"),
         (_png(8, 6, extra=_chunk(b"tEXt", b"") * 4096), "more than 4096 chunks before the pixels"),
         (b"\xff\xd8\xff", "damaged JPEG: no size of an image in its header"),
-        (b"\xff\xd8" + b"\xff\xe0\x00\x02" * 2**18, "its header is endless"),
+        (b"\xff\xd8" + b"\xff\xe0\x00\x02" * 2**18, "its header never ends"),
         (_FRAME + b"\x0c\x00\x06\x00\x08\x01\x01\x11\x00", "cannot handle 12-bit layers"),
         (_saved(RGB, "BMP")[:-1], "truncated BMP: 198 bytes expected, 197 found"),
         (
@@ -130,24 +130,27 @@ _STRIP = _START, _BYTES = (273, 4, 1, 0), (279, 4, 1, 48)
     ("data", "message"),
     [
         (b"II*\x00", "damaged TIFF: a part of its header is missing"),
-        (b"II*\x00" + struct.pack("<I", 900), "a directory lies outside the file, or they loop"),
+        (
+            b"II*\x00" + struct.pack("<I", 900),
+            "a directory is outside the file, or they form a loop",
+        ),
         (
             struct.pack("<2sHIHI", b"II", 42, 8, 0, 8),
-            "a directory lies outside the file, or they loop",
+            "a directory is outside the file, or they form a loop",
         ),
         (struct.pack("<2sHIH", b"II", 42, 8, 4097) + bytes(2**16), "number of tags 4097"),
         (
             _raw_tiff(*_SIZE[:2], (258, 3, 2_000_000_000, 8)),
-            r"the values of tags \[258\] lie outside",
+            r"the values of tags \[258\] are outside",
         ),
         (
             _raw_tiff(*_SIZE, (273, 4, 2**60, 8), big=True),
-            r"the values of tags \[273\] lie outside",
+            r"the values of tags \[273\] are outside",
         ),
         (_raw_tiff(*_SIZE), "1 strips or tiles expected, 0 found"),
         (
             _raw_tiff((256, 12, 0, 8), *_SIZE[1:], *_STRIP),
-            "imagewidth is .* where a whole number belongs",
+            "imagewidth is .* instead of a whole number",
         ),
         (_raw_tiff(*_SIZE, (273, 4, 1, 99_999), _BYTES), "truncated TIFF: 100047 bytes expected"),
         (_raw_tiff(*_SIZE, _START, (279, 4, 1, 47)), "48 bytes of pixels expected, 47 found"),
@@ -188,7 +191,7 @@ def _chain(pages: int, last: int) -> bytes:
 def test_an_endless_header_is_refused_soon_and_takes_no_memory(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.tif").write_bytes(data)
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(DataError, match=r"its header is endless|or they loop"):
+    with pytest.raises(DataError, match=r"its header never ends|or they form a loop"):
         read_header(tmp_path / "a.tif")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 2**18
 
@@ -204,7 +207,7 @@ def test_texts_of_a_png_are_not_unpacked(tmp_path: Path) -> None:
     ("side_px", "tags", "message"),
     [
         (100_000, [], "100000 x 100000 is 10000000000 pixels, more than data.read.max_pixels"),
-        (10_000, [], "bytes that unpack to 1162791 times as many; more than 10000"),
+        (10_000, [], "bytes that unpack to 1162791 times as many; a factor above 10000"),
         (10_000, [(277, 3, 1, 50)], "5000000000 bytes decoded, more than data.read.max_image"),
         # small image, large tile
         (8, [(322, 4, 1, 60_000), (323, 4, 1, 60_000)], "is 3600000000 pixels, more than"),
@@ -228,7 +231,7 @@ def test_a_jpeg_inside_a_tiff_has_the_size_of_its_strip(tmp_path: Path) -> None:
     assert data[size : size + 4] == struct.pack(">HH", 64, 64)
     larger = struct.pack(">HH", 65_000, 65_000)
     (tmp_path / "a.tif").write_bytes(data[:size] + larger + data[size + 4 :])
-    with pytest.raises(DataError, match="JPEG segment of 65000 x 65000 pixels in place of 64 x 64"):
+    with pytest.raises(DataError, match="JPEG segment of 65000 x 65000 pixels instead of 64 x 64"):
         read_header(tmp_path / "a.tif")
 
 
@@ -278,12 +281,12 @@ def test_what_is_no_readable_file_is_named(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "loop.png").symlink_to("loop.png")
     (tmp_path / "a.png").write_bytes(_saved(RGB, "PNG"))
     messages = {
-        "missing/sub/x.png": f"no such file; the nearest folder that exists is {tmp_path}$",
+        "missing/sub/x.png": f"no such file; the nearest existing folder is {tmp_path}$",
         "fifo.png": r"not a regular file \(a named pipe\)",
         "folder.png": r"not a regular file \(a folder\)",
         "/dev/zero": r"not a regular file \(a device\)",
         "broken.png": "a broken link to gone.png",
-        "loop.png": "a link that loops, to loop.png",
+        "loop.png": "a circular link, to loop.png",
         "n" * 300 + ".png": r"cannot be read, ENAMETOOLONG",
         "zero\0.png": "cannot be read .ValueError: .*embedded null",
     }
@@ -311,10 +314,12 @@ def test_a_file_of_several_pages_wants_one_named(tmp_path: Path) -> None:
         read_header(path)
     assert [read_header(path, ReadOptions(page=page)).height_px for page in range(3)] == [4, 5, 6]
     assert read_header(path, ReadOptions(page=1)).pages == 3
-    with pytest.raises(DataError, match="page=3 is not there; the file has the pages 0 to 2"):
+    with pytest.raises(DataError, match="page=3 does not exist; the file has the pages 0 to 2"):
         read_header(path, ReadOptions(page=3))
     (tmp_path / "a.png").write_bytes(_saved(RGB, "PNG"))
-    with pytest.raises(DataError, match="page=1 is not there; only TIFF files have several pages"):
+    with pytest.raises(
+        DataError, match="page=1 does not exist; only TIFF files have several pages"
+    ):
         read_header(tmp_path / "a.png", ReadOptions(page=1))
 
 
@@ -325,7 +330,7 @@ def test_a_file_of_several_pages_wants_one_named(tmp_path: Path) -> None:
 )
 def test_images_hidden_behind_one_page_are_found(tmp_path: Path, text: str) -> None:
     tifffile.imwrite(tmp_path / "a.tif", GRAY, description=text, metadata=None)
-    with pytest.raises(DataError, match="4 images behind one page; save each as a page"):
+    with pytest.raises(DataError, match="4 images inside one page; save each as a separate page"):
         read_header(tmp_path / "a.tif")
     tifffile.imwrite(tmp_path / "b.tif", GRAY, description='{"shape": [four]}', metadata=None)
     assert read_header(tmp_path / "b.tif").shape == (1, 6, 8)

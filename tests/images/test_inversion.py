@@ -88,7 +88,7 @@ def test_colours_of_a_palette_are_inverted_and_its_numbers_refused(tmp_path: Pat
     image.putpalette([255, 0, 0, 10, 20, 30])
     image.save(path)
     assert_array_equal(_read(path, invert=True), 255 - _read(path))
-    message = "invert=True, but numbers of a palette have no white; set data.read.palette="
+    message = "invert=True, but palette numbers have no white; set data.read.palette="
     with pytest.raises(DataError, match=f"a.png: {message}"):
         read_header(path, ReadOptions(invert=True, palette="index"))
 
@@ -98,7 +98,7 @@ def test_what_has_no_white_is_refused(tmp_path: Path, dtype: str) -> None:
     path = _write(tmp_path / "a.tif", (GRAY // 2).astype(dtype), "minisblack")
     assert_array_equal(_read(path, invert="photometric"), GRAY[None] // 2)
     message = f"but {dtype} has no defined white"
-    with pytest.raises(DataError, match=f"a.tif: invert=True, {message}; leave invert out"):
+    with pytest.raises(DataError, match=f"a.tif: invert=True, {message}; remove invert"):
         read_header(path, ReadOptions(invert=True))
     white_is_zero = _write(tmp_path / "b.tif", (GRAY // 2).astype(dtype))
     with pytest.raises(DataError, match=f"b.tif: invert='photometric', {message}"):

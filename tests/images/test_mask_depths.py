@@ -59,7 +59,9 @@ def test_numbers_of_instances_are_refused_with_a_cure_that_can_be_typed(tmp_path
     kitti = SHOWN * np.uint16(6913)
     kitti[0, :3] = 768
     path = _write(tmp_path / "a.png", kitti)
-    with pytest.raises(DataError, match=r"768, 6913; .* data\.mask_read.threshold=1 if all but 0"):
+    with pytest.raises(
+        DataError, match=r"768, 6913; .* data\.mask_read.threshold=1 if every value but 0"
+    ):
         read_mask(path, _choose(path))
     assert_array_equal(read_mask(path, _choose(path, threshold=1))[0], kitti > 0)
 
@@ -139,5 +141,5 @@ def test_ignored_pixels_stay_ignored_when_masks_are_turned_round(tmp_path: Path)
 
 
 def test_classes_are_not_turned_round() -> None:
-    with pytest.raises(ConfigError, match="invert=true makes the defect of the background"):
+    with pytest.raises(ConfigError, match="invert=true swaps defect and background"):
         MaskOptions(classes=3, invert=True)

@@ -69,7 +69,7 @@ def test_few_colours_are_those_of_classes(tmp_path: Path, caplog: pytest.LogCapt
     three = choose_mask_options(masks, MaskOptions(classes=3))
     assert [int(read_mask(path, three).max()) for path in masks] == [2, 0, 1, 0]
     assert MaskDecoder(three).header(ImageSource((str(masks[0]),)))[:3] == (1, 60, 80)
-    with pytest.raises(DataError, match="masks hold 3 colors, that of the background among them"):
+    with pytest.raises(DataError, match="masks hold 3 colors, including the background"):
         choose_mask_options(masks, MaskOptions(classes=5))
     (unnamed,) = _write(tmp_path, ".png", _colour(7, 8, 9))
     with pytest.raises(DataError, match=re.escape("[7, 8, 9]; add them to data.mask_read.colours")):
@@ -196,7 +196,7 @@ def test_photographs_are_no_masks_of_colours(tmp_path: Path) -> None:
 def test_what_tells_two_classes_apart_is_refused_with_more(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="name the colors of the classes"):
         MaskOptions(classes=3, **options)
-    with pytest.raises(ConfigError, match="colours say all: leave out channels=brightest"):
+    with pytest.raises(ConfigError, match="colours replaces channels=brightest"):
         MaskOptions(colours=COLOURS[:2], **options)
     with pytest.raises(ConfigError, match="'any' is unknown: choose one of equal, brightest"):
         MaskOptions(channels="any")
@@ -208,7 +208,9 @@ def test_masks_of_voc_ignore_255(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     disc[:5] = 255
     masks = _write(tmp_path / "SegmentationClass", ".png", disc, _disc(2), _disc(6))
     assert choose_mask_options(masks, MaskOptions()) == MaskOptions(threshold=1, ignore=255)
-    assert "masks as of VOC, where 255 is neither (data.mask_read.ignore=255)" in caplog.text
+    assert (
+        "masks in the style of VOC, where 255 is ignored (data.mask_read.ignore=255)" in caplog.text
+    )
 
 
 def test_label_maps_of_cvat_name_colours(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

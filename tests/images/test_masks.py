@@ -47,7 +47,7 @@ def test_black_and_white_in_a_palette_are_read_by_color_on_request(tmp_path: Pat
     image = Image.fromarray(BINARY * np.uint8(215))
     image.putpalette(bytes(645) + b"\xff" * 3)
     image.save(path)
-    hint = "threshold=1 if all but 0 is the defect, or data.mask_read.palette=expand"
+    hint = "threshold=1 if every value but 0 is a defect, or data.mask_read.palette=expand"
     with pytest.raises(DataError, match=f"values 0, 215; .*; set data.mask_read.{hint}"):
         read_mask(path)
     assert_array_equal(read_mask(path, expand), BINARY[None])

@@ -229,7 +229,7 @@ def test_errors_of_libraries_name_the_file(tmp_path: Path, monkeypatch: pytest.M
     for decode, message in (
         (fail, r"a.png: OpenCV refuses it"),
         (lambda *_: None, r"a.png: damaged png: OpenCV cannot decode it"),
-        (lambda *_: GRAY, r"gives uint8 \(6, 8\) where the header says uint8 \(6, 8, 3\)"),
+        (lambda *_: GRAY, r"gives uint8 \(6, 8\) but the header states uint8 \(6, 8, 3\)"),
     ):
         monkeypatch.setattr(cv2, "imdecode", decode)
         with pytest.raises(DataError, match=message):

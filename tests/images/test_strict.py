@@ -126,4 +126,4 @@ def test_bad_floats_are_counted_and_located(tmp_path: Path, name: str, value: fl
 def test_floats_beyond_one_are_noted(tmp_path: Path, low: float, high: float, noted: bool) -> None:
     np.save(tmp_path / "a.npy", np.array([[low, high]], np.float32))
     notes = " ".join(decode_strict(tmp_path / "a.npy").notes)
-    assert ("say so with data.read.value_range=[0,255]" in notes) is bool(notes) is noted
+    assert ("set data.read.value_range=[0,255]" in notes) is bool(notes) is noted

@@ -58,8 +58,8 @@ def test_all_bad_images_are_an_error(tmp_path: Path) -> None:
     ("kinds", "cure"),
     [
         (("rgb", "gray"), "set data.read.gray_to_rgb=true"),
-        (("rgb", "eight"), "convert one of them, or leave it out with data.exclude"),
-        (("gray", "wide"), "convert one of them, or leave it out with data.exclude"),
+        (("rgb", "eight"), "convert one of them, or skip it with data.exclude"),
+        (("gray", "wide"), "convert one of them, or skip it with data.exclude"),
     ],
 )
 def test_the_error_names_a_key_that_helps(
@@ -68,7 +68,7 @@ def test_the_error_names_a_key_that_helps(
     with pytest.raises(DataError) as caught:
         survey_sources(_write(tmp_path, *kinds), ImageDecoder(), on_bad="error", progress=False)
     assert cure in str(caught.value)
-    assert "data.on_bad=skip leaves out those unlike most" in str(caught.value)
+    assert "data.on_bad=skip skips those that differ from most" in str(caught.value)
     assert "data.channels" not in str(caught.value)
 
 
@@ -94,4 +94,4 @@ def test_a_check_tells_what_was_noticed_and_lists_all_that_is_wrong(
     with pytest.raises(DataError, match=r"(?s)2 of 6 images are bad.*data\.on_bad=skip skips"):
         report_bad(problems, 6, "error")
     report_bad(problems, 6, "skip")
-    assert "2 of 6 images are bad and left out" in caplog.text
+    assert "2 of 6 images are bad and skipped" in caplog.text

@@ -198,7 +198,7 @@ def test_nothing_is_written_through_a_link(
         assert (code, (out / name).is_symlink()) == (0, False)
     else:
         assert code == 4
-        assert "is a link, through which nothing is written" in capsys.readouterr().err
+        assert "is a link, and nothing is written through links" in capsys.readouterr().err
 
 
 def test_names_are_shown_as_they_can_be_read(

@@ -52,7 +52,7 @@ def test_a_flipped_bit_anywhere_is_refused(tmp_path: Path) -> None:
         flipped = bytearray(data)
         flipped[position] ^= 1 << position % 8
         path.write_bytes(flipped)
-        with pytest.raises(BoardError, match=r"damaged, or no \.inspect file"):
+        with pytest.raises(BoardError, match=r"damaged, or not an \.inspect file"):
             read_board(path)
 
 
@@ -71,8 +71,8 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
     cases = {
         "compressed": _pack(manifest, zeros, zipfile.ZIP_DEFLATED),
         "not those that inspect.json lists": _pack(manifest, {**zeros, "../../x": b""}),
-        "of format 2, and this release reads 1": _pack({**manifest, "format": 2}, zeros),
-        "no .inspect file": _pack([1], zeros),
+        "of format 2, but this release reads 1": _pack({**manifest, "format": 2}, zeros),
+        "not an .inspect file": _pack([1], zeros),
         "not a zip file": _seal(bytes(500)),
     }
     for text, data in cases.items():

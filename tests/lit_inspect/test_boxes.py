@@ -177,7 +177,7 @@ def test_a_camera_gets_the_boxes_of_its_file(images: Path, board: Path, tmp_path
 def test_rules_that_do_not_fit_are_refused(rules: Any, board: Path, tmp_path: Path) -> None:
     if rules:
         rules = {**read_board(board).manifest["boxes"], **rules}
-    with pytest.raises(BoardError, match=r"no usable|cannot be inspected"):
+    with pytest.raises(BoardError, match=r"not a usable|cannot be inspected"):
         Inspector(_change(board, tmp_path / "a.inspect", boxes=rules))
     with pytest.raises(BoardError, match=r"cannot be inspected \(the net gives \[1, 144, 6\]"):
         Inspector(_change(board, tmp_path / "a.inspect", classes=["dot"]))
@@ -197,16 +197,16 @@ def test_models_that_the_runtime_would_not_repeat_are_refused(images: Path, tmp_
     data, path = _open(images, tmp_path), tmp_path / "a.inspect"
     cases = {
         "Changed cannot be exported": Changed(),
-        "model.nms=soft is not for an .inspect file": Detector(nms="soft"),
+        "model.nms=soft cannot be used in an .inspect file": Detector(nms="soft"),
         "Detector must give Predictions of 2 classes": Detector(DetectorNet(3, width=4)),
         "must give Predictions": Detector(Lists()),
     }
     for message, model in cases.items():
         with pytest.raises(ConfigError, match=message):
             _export(data, path, model)
-    with pytest.raises(ConfigError, match=r"predict\.overlap_px=8 means nothing"):
+    with pytest.raises(ConfigError, match=r"predict\.overlap_px=8 has no effect"):
         _export(data, path, overlap_px=8)
-    with pytest.raises(ConfigError, match=r"predict\.batch_size=3 means nothing for an \.inspect"):
+    with pytest.raises(ConfigError, match=r"predict\.batch_size=3 has no effect on an \.inspect"):
         _export(data, path, batch_size=3)
 
 

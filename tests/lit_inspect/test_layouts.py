@@ -212,11 +212,11 @@ def test_channels_of_one_file_too(large_px: int, sets: Path, board: Path, tmp_pa
 
 def test_what_cannot_be_exported_is_refused_with_the_reason(sets: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"data\.layout=single makes the references of the target"
+        ConfigError, match=r"data\.layout=single makes the references from the target"
     ):
         _export(_open(sets, tmp_path, "files", layout="single", files=None), tmp_path / "a.inspect")
     augmented = _open(sets, tmp_path, "channels", augment={"predict": StripeAugment()})
-    with pytest.raises(ConfigError, match=r"leave predict out of data\.augment"):
+    with pytest.raises(ConfigError, match=r"remove predict from data\.augment"):
         _export(augmented, tmp_path / "a.inspect")
 
 
@@ -303,7 +303,7 @@ def test_files_are_stacked_and_refused_as_in_training(tmp_path: Path) -> None:
 def test_a_wrong_number_of_images_is_refused(board: Path, tmp_path: Path) -> None:
     inspector = Inspector(board)
     planes = _draw("1")
-    text = "arrays, and the model was trained with 3: give target, ref1, ref2$"
+    text = "arrays, but the model was trained with 3: give target, ref1, ref2$"
     with pytest.raises(UsageError, match=f"2 {text}"):
         inspector(*planes[:2])
     with pytest.raises(UsageError, match=f"1 {text}"):
@@ -312,20 +312,20 @@ def test_a_wrong_number_of_images_is_refused(board: Path, tmp_path: Path) -> Non
         inspector(planes[0], planes[1], planes[2][1:])
     with pytest.raises(ImageError, match="target is uint8, ref1 is uint16"):
         inspector(planes[0], planes[1].astype(np.uint16), planes[2])
-    with pytest.raises(ImageError, match="3 channels that differ, and one is expected"):
+    with pytest.raises(ImageError, match="3 channels that differ, but one is expected"):
         inspector(np.moveaxis(planes, 0, -1), planes[1], planes[2])
     layout = {"channels": [0, 1, 3], "files": None}
     inspector = Inspector(_change(board, tmp_path / "b.inspect", layout=layout))
     with pytest.raises(UsageError, match=r"give target, ref1, ref2, or one array \[H, W, C\]"):
         inspector(*planes[:2])
     with pytest.raises(
-        ImageError, match="3 channels, and target, ref1 and ref2 are channels 0, 1, 3"
+        ImageError, match="3 channels, but target, ref1 and ref2 are channels 0, 1, 3"
     ):
         inspector(np.moveaxis(planes, 0, -1))
     single = Inspector(write_board(tmp_path / "c.inspect"))
-    with pytest.raises(UsageError, match="2 arrays, and the model was trained with single images"):
+    with pytest.raises(UsageError, match="2 arrays, but the model was trained with single images"):
         single(*planes[:2])
-    with pytest.raises(UsageError, match="2 files, and an image is one file here"):
+    with pytest.raises(UsageError, match="2 files, but an image is one file here"):
         single.open("a.png", "b.png")
 
 
@@ -348,7 +348,7 @@ def test_images_with_bad_references_are_listed_and_the_others_inspected(
     assert "no file is one of *_a.png, ref/*_b.png, ref/*_c.png, as the model was trained" in error
     assert "name the folder above them" in error
     assert main([str(board), str(folder / "1_a.png"), "--out", str(out)]) == 2
-    assert "1_a.png: an image is 3 files here (*_a.png, " in capsys.readouterr().err
+    assert "1_a.png: an image has 3 files here (*_a.png, " in capsys.readouterr().err
 
 
 HOSTILE: dict[str, Any] = {
@@ -368,5 +368,5 @@ HOSTILE: dict[str, Any] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_layout_that_does_not_fit_is_refused(name: str, board: Path, tmp_path: Path) -> None:
     path = _change(board, tmp_path / "a.inspect", layout=HOSTILE[name])
-    with pytest.raises(BoardError, match=r"no usable \.inspect file \(inspect\.json: .*layout"):
+    with pytest.raises(BoardError, match=r"not a usable \.inspect file \(inspect\.json: .*layout"):
         Inspector(path)

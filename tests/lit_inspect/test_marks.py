@@ -62,7 +62,7 @@ def test_options_that_mean_nothing_for_marks_are_refused(
 ) -> None:
     options = PredictOptions(**{name: True if name == "clean" else 0.3})
     request = ExportRequest(model=Marker(), options=options, doubt=None)
-    with pytest.raises(ConfigError, match=rf"predict\.{name}=.* means nothing for"):
+    with pytest.raises(ConfigError, match=rf"predict\.{name}=.* has no effect on"):
         find_task(data).export(request)
 
 
@@ -116,12 +116,14 @@ def test_marks_of_other_images_are_refused(change: dict[str, Any], tmp_path: Pat
     [
         (
             CTDataModule,
-            r"lit_inspect reads images, and neither NIfTI nor DICOM, .* \(trainer=cpu\)",
+            r"lit_inspect reads images, but neither NIfTI nor DICOM, .* \(trainer=cpu\)",
         ),
-        (GANDataModule, "lit_inspect answers for images, and makes none: predict makes them"),
+        (GANDataModule, "lit_inspect scores images and does not generate them: predict does"),
     ],
 )
 def test_other_kinds_are_refused_with_what_to_do(kind: type[Any], reason: str) -> None:
     request = ExportRequest(model=Marker(), options=PredictOptions(), doubt=None)
-    with pytest.raises(ConfigError, match=f"a {kind.__name__} is not exported, as {reason}"):
+    with pytest.raises(
+        ConfigError, match=f"a {kind.__name__} cannot be exported, because {reason}"
+    ):
         find_task(kind.__new__(kind)).export(request)

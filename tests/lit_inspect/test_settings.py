@@ -42,7 +42,7 @@ VALUES = {
 
 
 def _refuse(path: Path, text: str = r"inspect\.json: ", **changes: Any) -> None:
-    with pytest.raises(BoardError, match=f"no usable .inspect file .*{text}") as caught:
+    with pytest.raises(BoardError, match=f"not a usable .inspect file .*{text}") as caught:
         Inspector(write_board(path, **changes))
     assert "\n" not in str(caught.value)
 

@@ -142,7 +142,7 @@ def test_a_small_set_that_keeps_files_open_is_not_read_where_others_are_forked(l
     (_raise, KeyError, "no such image"),
     (_refuse, DataError, "images/7.png is cut short\n  while loading the first samples, in a proc"),
     (_raise_what_cannot_be_pickled, DataError, "(?s)while loading|loading the first .*Local: odd"),
-    (_leave, DataError, "(?s)loading the first samples, in a process of their own failed.*SystemExit: 3"),
+    (_leave, DataError, "(?s)loading the first samples, in a separate process failed.*SystemExit: 3"),
     (_kill, WorkerDiedError, r"a process was killed \(SIGKILL\) while it read the first samples"),
 ])  # fmt: skip
 def test_what_the_dataset_raises_before_the_workers_start_is_told(

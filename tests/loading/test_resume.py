@@ -158,9 +158,9 @@ def test_a_loader_that_goes_on_with_other_sizes_has_no_length() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seed": 8}, "after 20 samples of an order with seed=9, and now it is 8"),
-        ({"length": 100}, "with length=158, and now it is 100"),
-        ({"shuffle": False}, "with shuffle=True, and now it is False"),
+        ({"seed": 8}, "after 20 samples of an order with seed=9, but it is 8 now"),
+        ({"length": 100}, "with length=158, but it is 100 now"),
+        ({"shuffle": False}, "with shuffle=True, but it is False now"),
     ],
 )
 def test_another_order_is_refused_inside_an_epoch(change: dict[str, Any], message: str) -> None:

@@ -197,7 +197,7 @@ def test_a_collate_function_makes_batches_of_whole_samples(kind: dict[str, Any])
 
 
 def test_a_collate_function_has_no_micro_batches_and_no_rows() -> None:
-    text = "collate_fn makes a batch of whole samples: leave out micro_batch_size"
+    text = "collate_fn makes a batch of whole samples: remove micro_batch_size"
     with pytest.raises(ConfigError, match=text):
         MicroBatchLoader(Made(_sized), LoaderOptions(micro_batch_size=2), collate_fn=list)
 
@@ -207,7 +207,7 @@ def test_a_collate_function_has_no_micro_batches_and_no_rows() -> None:
         def write_into(self, rows: Any, indices: Any, epoch: int) -> None: ...
 
     loader = MicroBatchLoader(Writer(_sized), LoaderOptions(), collate_fn=list)
-    text = "Writer writes into the rows of a batch itself: leave out collate_fn"
+    text = "Writer writes into the rows of a batch itself: remove collate_fn"
     with pytest.raises(ConfigError, match=text):
         list(loader)
 

@@ -72,20 +72,20 @@ def test_other_options_may_stand_beside_them() -> None:
         (LoaderOptions(batch_size=4), {"batch_size": 8}, "batch_size is given twice"),
         (LoaderOptions(timeout_s=4), {"timeout": 8}, r"timeout is given twice.*timeout_s=4"),
         (LoaderOptions(global_batch_size=4), {"batch_size": 8}, "are one thing"),
-        (8, {}, r"options=8 are no LoaderOptions.*batch_size=8"),
+        (8, {}, r"options=8 are not LoaderOptions.*batch_size=8"),
         (None, {"batch_size": None}, "batch_size=None is not usable"),
         (None, {"batch_sampler": [[1]]}, r"batch_sampler=.* is not possible: give sampler="),
         (None, {"in_order": False}, "always come in order"),
         (None, {"pin_memory_device": "cuda"}, "leave it out"),
         (None, {"prefetch_factor": 2}, "set num_workers to at least 1"),
         (None, {"prefetch_factor": 2, "num_workers": 0}, "set num_workers to at least 1"),
-        (None, {"persistent_workers": True, "num_workers": 0}, "leave one of them out"),
+        (None, {"persistent_workers": True, "num_workers": 0}, "remove one of them"),
         (None, {"seed": 1}, r"LoaderOptions\(seed=1\)"),
         (None, {"resizable": True}, r"LoaderOptions\(resizable=True\)"),
-        (None, {"sampler": [1], "shuffle": True}, "both give the order"),
+        (None, {"sampler": [1], "shuffle": True}, "both set the order"),
         (None, {"sampler": iter([1])}, "has no length"),
         (None, {"sampler": []}, "the sampler gives no samples"),
-        (None, {"sampler": DistributedSampler([1], 2, 0)}, "leave it out and set shuffle=True"),
+        (None, {"sampler": DistributedSampler([1], 2, 0)}, "remove it and set shuffle=True"),
         (None, {"stage": "validate"}, "stage='validate' is unknown"),
         (
             LoaderOptions(worker_kind="thread"),
@@ -226,5 +226,5 @@ def test_an_epoch_of_a_sampler_goes_on_exactly_or_is_refused() -> None:
         if generator is None:
             assert _read(resumed) == whole[8:]
         else:
-            with pytest.raises(ConfigError, match="leave out its own generator"):
+            with pytest.raises(ConfigError, match="remove its generator"):
                 _read(resumed)

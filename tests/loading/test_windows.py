@@ -90,12 +90,12 @@ def test_another_order_is_refused_inside_an_epoch() -> None:
     state = loader.state_dict()
     for options in ({"locality": "none"}, {"window_bytes": 300}):
         other = _loader(**options)
-        with pytest.raises(ConfigError, match="window_bytes=200, and now it is"):
+        with pytest.raises(ConfigError, match="window_bytes=200, but it is"):
             other.load_state_dict(state)
 
 
 def test_a_dataset_that_says_nothing_is_refused() -> None:
-    text = "TensorDataset does not say which of its samples lie together"
+    text = "TensorDataset does not state which of its samples are stored together"
     with pytest.raises(ConfigError, match=text):
         _loader(torch.utils.data.TensorDataset(torch.arange(9)))
 
@@ -124,7 +124,7 @@ def test_patches_of_an_image_come_close_to_each_other(tmp_path: Path) -> None:
     most = max(Counter(chosen).values())
     assert max(find_spans(chosen)) < 4 * most < max(find_spans(mixed))
     with pytest.raises(
-        ConfigError, match=r"or takes parts of them from anywhere \(mosaics, pasted defects\)"
+        ConfigError, match=r"or uses parts of other samples \(mosaics, pasted defects\)"
     ):
         run(paste=0.5)
 

@@ -67,7 +67,7 @@ def test_a_head_of_other_classes_stays_and_is_counted(
     assert (taken.missing, taken.unused) == ((), ("optimizer.step",))
     assert torch.equal(second.head.weight, head)
     assert torch.equal(second.layers[0].weight, first.layers[0].weight)
-    assert "12 of 14 weights of the net are those of" in caplog.text
+    assert "12 of 14 weights of the net come from" in caplog.text
     assert "2 have another shape there (head.weight, head.bias)" in caplog.text
 
 
@@ -157,5 +157,5 @@ def test_safetensors_are_read_and_damaged_ones_refused(tmp_path: Path) -> None:
     library.save_file(_prefixed(first, "module."), path)
     assert torch.equal(UNet(width=4, depth=1, weights=path).head.weight, first.head.weight)
     path.write_bytes(b"\xff" * 64)
-    with pytest.raises(StoreError, match="is no file of safetensors that can be read"):
+    with pytest.raises(StoreError, match="is not a readable safetensors file"):
         UNet(width=4, depth=1, weights=path)

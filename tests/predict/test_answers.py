@@ -88,7 +88,7 @@ def test_scores_of_a_net_that_answers_nan_are_refused() -> None:
     model = _Module()
     with refusing_nan(model):
         model.score(torch.ones(2))
-    with pytest.raises(ConfigError, match="the net answers NaN, so its scores mean nothing"):
+    with pytest.raises(ConfigError, match="the net returns NaN, so its scores are meaningless"):
         _score(model)
     model.score(torch.zeros(2))  # nobody looks any more
 

@@ -205,8 +205,8 @@ def test_a_prediction_that_is_left_early_ends_its_threads() -> None:
     ("given", "message"),
     [
         ({"threads": 0}, "threads=0 must be at least 1"),
-        ({"threads": 2, "compile": True}, "threads=2 is not for what is compiled"),
-        ({"threads": 2, "device": "meta"}, "threads=2 is not for meta"),
+        ({"threads": 2, "compile": True}, "threads=2 has no effect on what is compiled"),
+        ({"threads": 2, "device": "meta"}, "threads=2 has no effect on meta"),
     ],
 )
 def test_threads_that_make_no_sense_are_refused(given: dict[str, Any], message: str) -> None:

@@ -191,7 +191,7 @@ def test_labels_are_not_replaced_and_come_without_another_prediction(
 ) -> None:
     written = _predict(images, tmp_path, "cvat")
     (written / "annotations.xml").write_text("corrected")
-    with pytest.raises(ConfigError, match="may hold labels that somebody corrected: move it"):
+    with pytest.raises(ConfigError, match="may hold corrected labels: move it"):
         _predict(images, tmp_path, "cvat", resume=True)
     assert (written / "annotations.xml").read_text() == "corrected"
     data = _open(images, tmp_path / "cache")
@@ -230,12 +230,12 @@ def test_what_has_no_place_is_refused_before_anything_is_predicted(
     images: Path, tmp_path: Path
 ) -> None:
     data = _open_boxes(images, tmp_path)
-    with pytest.raises(ConfigError, match="masks has no place for predicted boxes: choose one of"):
+    with pytest.raises(ConfigError, match="masks cannot store predicted boxes: choose one of"):
         predict(data, Finder(), tmp_path / "out", to="masks")
     classes = _open_classes(tmp_path, {"ok/1.png": 20, "dent/2.png": 200})
-    with pytest.raises(ConfigError, match=r"coco has no place .*: choose one of cvat, fiftyone"):
+    with pytest.raises(ConfigError, match=r"coco cannot store .*: choose one of cvat, fiftyone"):
         predict(classes, Greyer(), tmp_path / "out", to="coco")
-    with pytest.raises(ConfigError, match="no place for these predictions: leave it out"):
+    with pytest.raises(ConfigError, match="cannot store these predictions: remove it"):
         check_form(None, tmp_path, PredictOptions(to="coco"))
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match=r"predict\.first=2 counts the images of label files"):

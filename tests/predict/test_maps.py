@@ -177,10 +177,10 @@ def test_modules_get_the_format_they_were_written_for(tmp_path: Path) -> None:
 
 
 def test_options_and_augmentations_that_maps_cannot_have_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"predict.clean=true means nothing for maps of defects"):
+    with pytest.raises(ConfigError, match=r"predict.clean=true has no effect on maps of defects"):
         _predict(_open(_write_images(tmp_path / "set")), Marker(), tmp_path, clean=True)
     marks = WatermarkDataModule(augment={"predict": nn.Identity()}, cache_dir=str(tmp_path))
-    with pytest.raises(ConfigError, match=r"leave predict out of data\.augment"):
+    with pytest.raises(ConfigError, match=r"remove predict from data\.augment"):
         predict(marks, Marker(), tmp_path)
 
 

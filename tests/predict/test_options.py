@@ -44,9 +44,9 @@ def test_what_changes_no_result_is_no_part_of_the_identity() -> None:
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"threshold": 1.5}, r"predict.threshold=1.5 must lie between 0 and 1"),
-        ({"image_threshold": -0.1}, r"predict.image_threshold=-0.1 must lie between 0 and 1"),
-        ({"image_score_fraction": 2}, r"predict.image_score_fraction=2 must lie between 0 and 1"),
+        ({"threshold": 1.5}, r"predict.threshold=1.5 must be between 0 and 1"),
+        ({"image_threshold": -0.1}, r"predict.image_threshold=-0.1 must be between 0 and 1"),
+        ({"image_score_fraction": 2}, r"predict.image_score_fraction=2 must be between 0 and 1"),
         ({"min_area_px": -1}, r"predict.min_area_px=-1.*need at least 0"),
         ({"on_bad": "ignore"}, r"'predict.on_bad' is 'ignore': give one of error, skip"),
         ({"margin_px": 3}, r"predict.margin_px=3 needs predict.overlap_px too"),
@@ -97,7 +97,7 @@ def test_options_of_other_uses_are_refused(
     if refused is None:
         PredictOptions(**options).refuse_unused("this", uses)
         return
-    with pytest.raises(ConfigError, match=f"predict.{refused} means nothing for this"):
+    with pytest.raises(ConfigError, match=f"predict.{refused} has no effect on this"):
         PredictOptions(**options).refuse_unused("this", uses)
 
 

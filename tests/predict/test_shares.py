@@ -373,7 +373,7 @@ def test_shares_are_whole_blocks() -> None:
         ({"finish": True}, "predict.finish=true needs predict.folder=FOLDER"),
         ({"part": "0/2", "finish": True}, "predict.part=0/2 and predict.finish=true exclude"),
         ({"part": "2/2"}, "2 parts are numbered from 0 to 1"),
-        ({"of": 2}, "predict.part=None predict.of=2 name no part"),
+        ({"of": 2}, "predict.part=None predict.of=2 do not name a part"),
         ({"many_inputs": 0}, "predict.many_inputs=0 is not usable: choose a whole number"),
     ],
 )

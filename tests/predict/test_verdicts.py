@@ -79,7 +79,7 @@ def test_other_weights_and_other_scores_have_no_guarantee(
     assert caplog.messages[-1].endswith("was made with: predict.augment=flips, then None")
     checkpoint.write_bytes(b"others")
     assert find_calibration(checkpoint, _CONDITIONS) is None
-    assert "is of other weights" in caplog.messages[-1]
+    assert "belongs to other weights" in caplog.messages[-1]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_images_of_another_gain_withdraw_it(
     calibration = _make(tmp_path / "best.ckpt", features=features)
     assert calibration.guarantee(bank, range(200, 240)) == calibration.promise
     assert calibration.guarantee(bank, range(440, 480)) == "withdrawn"
-    assert "is unlike that of the calibration" in caplog.messages[-1]
+    assert "differs from that of the calibration" in caplog.messages[-1]
 
 
 def test_a_pipe_in_its_place_is_named(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_a_journal_that_another_process_writes_is_left_alone(folder: Path) -> No
         assert process.stdout is not None
         assert process.stdout.readline() == "locked\n"
         part = Share(number=0, count=2, leads=False)
-        refused = r"another process predicts into .* and writes images-0-of-2.jsonl: wait"
+        refused = r"another process is predicting into .* and writing images-0-of-2.jsonl: wait"
         for options in ({"resume": False}, {"resume": True}, {"resume": True, "share": part}):
             with pytest.raises(StoreBusyError, match=refused):
                 Journal(folder, IDENTITY, **options)
@@ -205,7 +205,7 @@ def test_the_first_of_several_processes_names_the_run(tmp_path: Path) -> None:
 
 def test_records_without_their_fingerprint_are_not_trusted(folder: Path) -> None:
     (folder / "fingerprint.json").unlink()
-    with pytest.raises(ConfigError, match=r"holds images.jsonl of a run without its fingerprint"):
+    with pytest.raises(ConfigError, match=r"holds images.jsonl of a run, but not its fingerprint"):
         Journal(folder, IDENTITY, resume=True, share=Share(number=0, count=2, leads=False))
     assert not (folder / "fingerprint.json").exists()
 

@@ -112,7 +112,7 @@ def test_what_has_no_deterministic_gradient_says_so_before_training(
         assert main(["fit", *words, "trainer.deterministic=true"]) == ConfigError.exit_code
     finally:
         torch.use_deterministic_algorithms(mode=False)
-    assert "RayGenerator learns through grid_sample" in capsys.readouterr().err
+    assert "RayGenerator trains through grid_sample" in capsys.readouterr().err
 
 
 @pytest.mark.timeout(300)

@@ -48,7 +48,7 @@ def test_each_piece_of_a_mask_is_a_shape(tmp_path: Path) -> None:
 def test_folders_without_shapes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"shapes_from=.*nowhere is not a folder"):
         load_shapes(str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match=r"no mask has a piece of 9 px"):
+    with pytest.raises(DataError, match=r"no mask has a connected area of 9 px"):
         load_shapes(_write(tmp_path / "empty", a=np.zeros((9, 9), np.uint8)))
 
 

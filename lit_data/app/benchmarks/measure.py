@@ -324,8 +324,8 @@ def _repeat_epochs(feed: Iterable[Batch]) -> Iterator[Batch]:
             yield batch
         if is_empty:
             raise DataError(
-                "the loader gave no batch: is data.loader.drop_last set, and the batch larger than "
-                "the set?"
+                "the loader gave no batch: is data.loader.drop_last set, and the batch larger "
+                "than the dataset?"
             )
 
 

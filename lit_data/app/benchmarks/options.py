@@ -79,7 +79,7 @@ class BenchmarkOptions:
             value = getattr(self, name)
             counts = [*value] if isinstance(value, list | tuple) else [value]
             if not counts:
-                raise ConfigError(f"benchmark.{name}=[] is empty: give one number at least")
+                raise ConfigError(f"benchmark.{name}=[] is empty: give at least one number")
             for count in counts:
                 if count is not None:  # where null is none of the kinds, it is refused as such
                     check_count(f"benchmark.{name}", count, least)

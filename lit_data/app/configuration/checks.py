@@ -201,8 +201,8 @@ def _check_hidden(folders: Sequence[Path]) -> None:
             path = folder / packaged.relative_to(PACKAGED_FOLDER)
             if path.is_file() and not path.samefile(packaged):
                 raise ConfigError(
-                    f"{path} would never be read, for lit_data has a file of that name: rename "
-                    "yours."
+                    f"{path} would never be read, because lit_data has a file with that name: "
+                    "rename yours."
                 )
 
 
@@ -267,8 +267,8 @@ def _check_run_name(job: Mapping[str, Any]) -> None:
     paths, name = job["paths"], str(job["name"])
     if not str(paths["runs"]).strip():
         raise ConfigError(
-            "paths.runs is empty: is it a shell variable that is not set? Name a folder, or leave "
-            "it out"
+            "paths.runs is empty: is it a shell variable that is not set? Name a folder, or "
+            "remove it"
         )
     _check_addresses(job)
     path = Path(name)
@@ -318,6 +318,7 @@ def check_local(key: str, folder: object) -> None:
     """
     if _ADDRESS.match(str(folder).removeprefix(f"{Path.cwd()}/")):
         raise ConfigError(
-            f"{key}={folder} is an address: it must lie on a disk of this machine; name a folder; "
-            "checkpoints may lie at an address, callbacks.last.dirpath=s3://BUCKET/RUN/checkpoints"
+            f"{key}={folder} is an address, but it must be on a disk of this machine: name a "
+            "folder; only checkpoints may be at an address, "
+            "callbacks.last.dirpath=s3://BUCKET/RUN/checkpoints"
         )

@@ -156,7 +156,7 @@ def _normalise(tree: ConfigTree, word: Override, words: Sequence[Override]) -> s
         return line
     if _LEAVING.search(line.partition("=")[2]):
         raise ConfigError(
-            f"'{line}': an option is a name of the group '{group}', without '..' or a leading '/'."
+            f"'{line}': an option is a name in the group '{group}', without '..' or a leading '/'."
         )
     if not (word.is_sweep_override() or isinstance(value, str | list)):
         raise ConfigError(
@@ -324,7 +324,9 @@ def set_value(tree: ConfigTree, cfg: DictConfig, word: Override) -> bool:
         _delete(tree, cfg, key, value)
         return False
     if word.is_add() and not isinstance(value, dict | list) and _find(cfg, key) is not None:
-        raise ConfigError(f"'{line}': there is such a key; write {line[1:]} to replace its value.")
+        raise ConfigError(
+            f"'{line}': this key already exists; write {line[1:]} to replace its value."
+        )
     is_added = word.is_add() or word.is_force_add()
     try:
         OmegaConf.update(cfg, key, value, merge=True, force_add=is_added)

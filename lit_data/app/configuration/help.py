@@ -32,11 +32,11 @@ experiments (experiment=NAME):
 {experiments}
 
 options:
-  -m, --multirun         run every combination of comma-separated values: -m seed=1,2,3; sweep.resume=latest goes on
+  -m, --multirun         run every combination of comma-separated values: -m seed=1,2,3; sweep.resume=latest resumes
   --config-dir FOLDER    a folder of your own groups and experiments, laid out like lit_data/conf
-  --package NAME         allow `_target_` below your own package NAME; may be given again
-  --cfg job|hydra|all    print the composed configuration and stop; --resolve fills in interpolations
-  --install-completion bash|zsh|fish    lets the shell complete commands, experiments, keys and groups of lit-data
+  --package NAME         allow `_target_` in your own package NAME; can be repeated
+  --cfg job|hydra|all    print the composed configuration and exit; --resolve fills in interpolations
+  --install-completion bash|zsh|fish    set up completion of commands, experiments, keys and groups in the shell
   -h, --help, --version
 
 examples:

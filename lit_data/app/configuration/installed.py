@@ -81,7 +81,7 @@ def _find_folder(entry: EntryPoint) -> Path:
         spec = None
     folders = spec.submodule_search_locations if spec else None
     if not folders:
-        raise _refuse(entry, GROUP, "is no package that is installed")
+        raise _refuse(entry, GROUP, "is not an installed package")
     return Path(folders[0])
 
 

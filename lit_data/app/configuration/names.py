@@ -192,8 +192,8 @@ def resolve_target(target: str, key: str) -> Callable[..., Any]:
         return resolved
     if not _is_public(resolved, true_name):
         raise ConfigError(
-            f"'{key}' is '{target}', which is not allowed: of what is installed only public "
-            "classes are. Name a package of your own on the command line: --package NAME."
+            f"'{key}' is '{target}', which is not allowed: only public classes of installed "
+            "packages are. Name a package of your own on the command line: --package NAME."
         )
     return resolved
 

@@ -181,7 +181,9 @@ def leave_out_unknown(node: DictConfig, key: str) -> DictConfig:
     doubtful -= typed_here | arguments
     left_out = [name for name in names if name in doubtful]
     if left_out:
-        log.info("%s: %s takes no %s, left out", key, node._target_, ", ".join(left_out))
+        log.info(
+            "%s: %s has no argument %s, which is ignored", key, node._target_, ", ".join(left_out)
+        )
     remaining = OmegaConf.masked_copy(node, [name for name in names if name not in doubtful])
     remaining._set_parent(node._get_parent())  # interpolations look there
     remaining._set_key(key)  # errors name it
@@ -281,7 +283,7 @@ def _call(
     except Exception as error:
         if package not in _CHECKED:
             raise
-        refusal = "refuses its arguments"
+        refusal = "rejects its arguments"
         if isinstance(error, ModuleNotFoundError):
             refusal = "needs a package"
         raise ConfigError(f"'{key}': {target.__qualname__} {refusal}: {error}") from error

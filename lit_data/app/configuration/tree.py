@@ -188,7 +188,7 @@ class ConfigTree:
             quoted = show_override(key, value)
             if len(quoted) > _LONGEST_SHOWN:
                 quoted = f"{key:.{_LONGEST_SHOWN}}='...'"
-            return f"Write key=value; a text with signs such as , = ( [ is quoted: {quoted}"
+            return f"Write key=value; quote a text with characters such as , = ( [: {quoted}"
         near = nearest(line, self.options("experiment"))
         meant = near and f"experiment={near}"
         if meant is None and Path(line).exists():

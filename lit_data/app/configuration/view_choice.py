@@ -39,8 +39,8 @@ def choose_view(cfg: DictConfig, overrides: Sequence[Override]) -> list[str]:
         return []
     if is_first_rank():
         print(
-            f"lit_data: whole {loss}. {' '.join(PATCHES)} takes patches at full resolution "
-            f"instead; data.size_px={VIEW_PX} takes whole images, in a fraction of the time",
+            f"lit_data: whole {loss}. {' '.join(PATCHES)} uses patches at full resolution "
+            f"instead; data.size_px={VIEW_PX} uses whole images, in a fraction of the time",
             file=sys.stderr,
         )
     return list(PATCHES)

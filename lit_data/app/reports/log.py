@@ -86,7 +86,7 @@ def read_log(folder: Path, notes: list[str]) -> Log:
     path = max(paths, key=lambda file: file.stat().st_mtime)
     name = path.relative_to(folder).as_posix()
     if len(paths) > 1:
-        notes.append(f"there are {len(paths)} files metrics.csv; the curves are those of {name}")
+        notes.append(f"there are {len(paths)} metrics.csv files; the curves are from {name}")
     points: dict[str, list[tuple[int, int, float]]] = {}
     ends: dict[int, int] = {}
     try:
@@ -138,10 +138,10 @@ def _read_rows(
             else:
                 yield row
     except csv.Error as error:
-        notes.append(f"{name} breaks off: {error}")
+        notes.append(f"{name} ends early: {error}")
     if bad:
         lines = "1 line is" if bad == 1 else f"{bad} lines are"
-        notes.append(f"{name}: {lines} damaged or cut off, and left out")
+        notes.append(f"{name}: {lines} damaged or truncated, and skipped")
 
 
 def _read_row(

@@ -43,7 +43,7 @@ _SPEED = {
     "data_wait_fraction": "waiting for data",
     "memory/peak_allocated_bytes": "device memory, peak",
     "peak_rss_bytes": "host memory, peak",
-    "batch/ooms": "out of memory, recovered from",
+    "batch/ooms": "out-of-memory errors, recovered",
 }
 
 

@@ -16,13 +16,13 @@ _MOST_PX = 10**8
 _MOST_HEIGHT_PX = 8000
 _CAPTIONS = {
     "predictions": "What the best checkpoint predicts",
-    "worst": "Defects that were missed or nearly so, and below the surest false alarms",
-    "worst_images": "Images with a defect of the lowest scores, and below good ones of the highest",
+    "worst": "Missed or nearly missed defects, and below the false alarms with the highest scores",
+    "worst_images": "Images with a defect of the lowest scores, and below good ones with the highest",
     "samples": "Samples as the model sees them",
     "families": "Each family of defects on its own",
     "pod": "Probability of detection over the size of a defect, by family",
     "augment": "Samples before and after augmentation",
-    "memory": "Memory and batch size over time, with what happened meanwhile",
+    "memory": "Memory and batch size over time, with events",
     "throughput": "Samples per second, batch size, and where the time of each step goes",
     "sweep": "The jobs of the sweep",
 }
@@ -90,7 +90,7 @@ def read_pictures(
     if names is not None:
         paths = [path for path in paths if path.stem in names]
     if len(paths) > _MOST_PICTURES:
-        notes.append(f"{len(paths) - _MOST_PICTURES} more pictures lie in the folder")
+        notes.append(f"{len(paths) - _MOST_PICTURES} more pictures are in the folder")
     pictures = []
     for path in paths[:_MOST_PICTURES]:
         try:

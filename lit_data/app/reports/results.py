@@ -189,7 +189,7 @@ def tabulate_scores(run: Run) -> ResultTable:
     note = f"of the checkpoint with the best {_spell(monitored)}" if monitored in scores else ""
     drawn = [column for column in columns if has_drawn_defects(run, column)]
     if drawn:
-        note += f"; whole images of {' and '.join(drawn)} are scored by synthetic defects"
+        note += f"; whole images of {' and '.join(drawn)} are scored with synthetic defects"
     return ResultTable("Scores", ["score", *columns], rows, note)
 
 
@@ -205,8 +205,11 @@ def tabulate_confusion(run: Run) -> ResultTable:
     if "verdicts" in run.confusion:  # whose table says what the threshold does
         note = "by the class of the highest probability"
     elif isinstance(classes, list) and not _has_good(run, classes):
-        note = "images get no verdict, as no class is known to hold good parts: data.good=[NAME]"
-    title = f"Confusion of images, {stage}"
+        note = (
+            "images get no verdict, because no class is known to hold good parts: set "
+            "data.good=[NAME]"
+        )
+    title = f"Confusion matrix of images, {stage}"
     return _tabulate_counts(title, "predicted", classes, run.confusion.get(stage), note)
 
 
@@ -294,10 +297,10 @@ def tabulate_detection(run: Run) -> ResultTable:
     columns = ["defect", "targets", "found", "a50 px", "a90 px", "a90/95 px", "remark"]
     calls, chances = (run.detection.get(key) for key in ("false_calls", "false_call_chances"))
     note = (
-        f"false calls: {calls} of {chances}; a90/95 is the size that is found with 90 % at least, at "
-        "a confidence of 95 %"
+        f"false calls: {calls} of {chances}; a90/95 is the size that is found in at least 90 % "
+        "of cases, with 95 % confidence"
     )
-    return ResultTable("Size that is found", columns, rows, note)
+    return ResultTable("Size that the model finds", columns, rows, note)
 
 
 def _spell(metric: str) -> str:

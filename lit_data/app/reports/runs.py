@@ -285,7 +285,7 @@ def _read_json(folder: Path, name: str, masker: Masker, notes: list[str]) -> dic
     """Return a JSON object; an empty one where there is none."""
     content = load(folder, name, parse_json, notes)
     if content is not None and not isinstance(content, dict):
-        notes.append(f"{name} is not an object of JSON")
+        notes.append(f"{name} is not a JSON object")
     masked: dict[str, Any] = masker.mask_tree(as_dict(content))
     return masked
 
@@ -295,7 +295,7 @@ def _find_failure(folder: Path, masker: Masker, notes: list[str]) -> str:
     for name in ("job.json", FAILURE):
         record = _read_json(folder, name, masker, notes)
         if record.get("status") in _FAILED:
-            reason = str(record.get("reason") or "no reason is on record")
+            reason = str(record.get("reason") or "no reason was recorded")
             return reason if record["status"] == "failed" else f"{record['status']}: {reason}"
     return ""
 
@@ -438,7 +438,7 @@ def _read_ends(folder: Path, path: Path, notes: list[str]) -> list[str]:
         content = file.read(2 * _MOST_LOG_BYTES)
         if size_bytes > len(content):
             size = f"{size_bytes / 2**20:.0f} MiB"
-            notes.append(f"{path.name} has {size}: only its begin and its end are read")
+            notes.append(f"{path.name} has {size}: only its beginning and its end are read")
             file.seek(-_MOST_LOG_BYTES, 2)
             # The lines at the cut are no whole ones.
             content = content[:_MOST_LOG_BYTES] + b"\n" + file.read(_MOST_LOG_BYTES)

@@ -61,8 +61,8 @@ def share_gpus(cfg: DictConfig, *, isolate: str) -> tuple[str, ...]:
     count_gpus(cfg, gpus)  # what it refuses, it refuses before anything runs
     if gpus and isolate == "none":
         raise ConfigError(
-            "sweep.isolate=none keeps jobs in processes that stay on their first GPU: leave it out "
-            "where jobs run side by side"
+            "sweep.isolate=none keeps jobs in processes that stay on their first GPU: remove it "
+            "if jobs run side by side"
         )
     return gpus
 
@@ -84,8 +84,8 @@ def count_gpus(cfg: DictConfig, gpus: Sequence[str]) -> int:
         return len(gpus)
     if not devices.isdecimal():
         raise ConfigError(
-            f"trainer.devices={devices} names GPUs, and jobs side by side get theirs from the "
-            "sweep: give their number"
+            f"trainer.devices={devices} names GPUs, but the sweep assigns GPUs to jobs that run "
+            "side by side: give their number"
         )
     return min(int(devices), len(gpus))
 

@@ -83,13 +83,12 @@ def choose_direction(cfg: DictConfig, metric: str | None) -> Direction | None:
     direction = _DIRECTIONS.get(str(typed))
     if direction is None:
         raise ConfigError(
-            f"hydra.sweeper.direction={typed} is unknown: choose minimize or maximize, or leave it "
-            "out"
+            f"hydra.sweeper.direction={typed} is unknown: choose minimize or maximize, or remove it"
         )
     if mode not in (None, direction):
         raise ConfigError(
-            f"sweep.mode={mode} and hydra.sweeper.direction={typed} contradict each other: leave "
-            "out one"
+            f"sweep.mode={mode} and hydra.sweeper.direction={typed} contradict each other: "
+            "remove one"
         )
     return direction
 
@@ -113,7 +112,7 @@ def complete_sweeper(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
     mode = choose_direction(cfg, cfg.sweep.metric)
     if mode is None:
         name = cfg.sweep.metric or "the metric"
-        raise ConfigError(f"which values of {name} are good? Say sweep.mode=min or sweep.mode=max")
+        raise ConfigError(f"which values of {name} are good? Set sweep.mode=min or sweep.mode=max")
     completed = {"hydra.sweeper.direction": "minimize" if mode == "min" else "maximize"}
     is_seedless = "seed" in (sweeper.get("sampler") or {}) and sweeper.sampler.seed is None
     if is_seedless and sweeper.get("storage") is None:

@@ -168,10 +168,10 @@ def _is_tracker(process: psutil.Process) -> bool:
 def _describe_end(code: int, *, is_by_kernel: bool) -> Outcome:
     """Describe the end of a process that noted no failure: it was killed, or failed too early."""
     if code >= 0 and code not in STOPPED:
-        return Outcome(status=name_failure(code), exit_code=code, reason="its messages say why")
+        return Outcome(status=name_failure(code), exit_code=code, reason="see its messages")
     reason = f"ended by {_name_signal(-code if code < 0 else code - 128)}"
     if is_by_kernel:
-        reason += ", while the kernel ended processes for want of memory"
+        reason += ", while the kernel ended processes because memory ran out"
     return Outcome(status="killed", exit_code=WorkerDiedError.exit_code, reason=reason)
 
 

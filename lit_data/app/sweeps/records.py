@@ -81,4 +81,6 @@ def settle(record: JobRecord) -> JobRecord:
     if record.status != "running":
         return record
     code = WorkerDiedError.exit_code
-    return replace(record, status="interrupted", exit_code=code, reason="it ended without a word")
+    return replace(
+        record, status="interrupted", exit_code=code, reason="it ended without a message"
+    )

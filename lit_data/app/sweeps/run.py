@@ -54,7 +54,7 @@ def run_sweep(
     jobs = list_jobs(hydra, cfg, overrides)
     if jobs is None and options.resume is not None:
         raise ConfigError(
-            "sweep.resume goes on with jobs that are known: start a search again with its "
+            "sweep.resume resumes jobs that are known in advance: start a search again with its "
             "hydra.sweeper.storage and hydra.sweeper.study_name instead"
         )
     sweep = Sweep(
@@ -141,10 +141,10 @@ def _claim(folder: Path) -> None:
     if read_records(folder):
         resume = show_override("sweep.resume", folder)
         raise ConfigError(
-            f"{folder} holds a sweep already: go on with {resume}, or give another folder"
+            f"{folder} already holds a sweep: resume it with {resume}, or choose another folder"
         )
     if not claim_typed(folder):
-        raise ConfigError(f"hydra.sweep.dir={folder} holds a run already: give another folder")
+        raise ConfigError(f"hydra.sweep.dir={folder} already holds a run: choose another folder")
 
 
 def _find_latest(parent: Path, cfg: DictConfig) -> Path:
@@ -170,7 +170,7 @@ def _check_same(command: str, jobs: list[list[str]], folder: Path) -> None:
             before = " ".join([record.command, *record.overrides])
             after = "no job" if now is None else " ".join([command, *now])
             raise ConfigError(
-                f"the sweep in {folder} began otherwise (job {record.number} was {before}, now it "
+                f"the sweep in {folder} has other jobs (job {record.number} was {before}, now it "
                 f"is {after}): start a new one, or give the same overrides"
             )
 
@@ -188,7 +188,7 @@ def _raise_failure(folder: Path, error: Exception | None) -> None:
     failed = [record for record in records if record.status != "done"]
     if failed:
         first = failed[0]
-        counts = f"{len(failed)} of {len(records)} jobs did not end well"
+        counts = f"{len(failed)} of {len(records)} jobs did not finish"
         text = f"{counts}; job {first.number}: {first.status}: {first.reason}"
         raise make_error(first, text) from error
     if error is not None:
@@ -201,6 +201,9 @@ def _describe_next(command: str, overrides: Sequence[str], sweep: Sweep, folder:
     remaining = [override for override in overrides if not override.startswith(replaced)]
     line = shlex.join(["lit-data", command, "-m", *sweep.flags, *remaining])
     if sweep.jobs is None:
-        return f"the search is not done: it goes on from its storage, or begins anew, with\n{line}"
+        return (
+            "the search is not finished: it resumes from its storage, or starts again, "
+            f"with\n{line}"
+        )
     resume = show_override("sweep.resume", folder)
-    return f"the sweep is not done: go on with\n{line} {resume}"
+    return f"the sweep is not finished: resume it with\n{line} {resume}"

@@ -86,8 +86,9 @@ class Delivery:
             undo()
             if not self._can_cut[active.key]:
                 self._tell(
-                    "batches of this form cannot be cut after their transfer: each micro-batch is moved anew, "
-                    "without what hooks changed in the whole batch"
+                    "batches of this type cannot be split after their transfer: each "
+                    "micro-batch is transferred again, without the changes that hooks made to "
+                    "the whole batch"
                 )
         has_graph = any(
             getattr(part, "requires_grad", False) for part in batch_tensors(active.whole)
@@ -124,8 +125,9 @@ class Delivery:
 
     def _leave_on_host(self, active: ActiveBatch, whole: Any) -> Any:  # noqa: ANN401
         self._tell(
-            "batches of %d samples leave no room for their steps on %s: they are cut, and hooks get them on the "
-            "host; a smaller data.loader.batch_size gives them the device's",
+            "batches of %d samples leave too little memory for their steps on %s: they are "
+            "split on the host, where hooks get them; set a smaller data.loader.batch_size to "
+            "have hooks run on the device",
             active.samples,
             self._device,
         )
@@ -143,8 +145,8 @@ class Delivery:
         batch = merger.merge(pieces)
         if merger.lost or merger.guessed:
             self._tell(
-                "batches of this form cannot be joined after their transfer in micro-batches (%s): hooks get them "
-                "as they were before it",
+                "batches of this type cannot be joined after their transfer in micro-batches "
+                "(%s): hooks get them as they were before the transfer",
                 ", ".join(merger.lost + merger.guessed),
             )
             return None

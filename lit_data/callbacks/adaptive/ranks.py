@@ -134,8 +134,9 @@ def find_ranks(trainer: Trainer, module: LightningModule) -> Ranks | None:
     for name, part in module.named_modules():
         if isinstance(part, torch.nn.SyncBatchNorm):
             raise ConfigError(
-                f"{name} is a SyncBatchNorm, which waits for the other ranks in every forward, and AdaptiveBatchSize "
-                "lets each rank go on alone: set Trainer(sync_batchnorm=False), or train without this callback"
+                f"{name} is a SyncBatchNorm, which waits for the other ranks in every forward, "
+                "and AdaptiveBatchSize lets each rank continue alone: set "
+                "Trainer(sync_batchnorm=False), or train without this callback"
             )
     return Ranks(strategy)
 

@@ -173,7 +173,8 @@ class Replay:
         elif merger.lost:
             stage = self.trainer.state.stage
             self._tell(
-                f"{stage}: of {list_places(merger.lost)} hooks get that of the last micro-batch"
+                f"{stage}: for {list_places(merger.lost)} hooks get the value of the last "
+                "micro-batch"
             )
         return joined
 
@@ -333,15 +334,17 @@ class Replay:
             )
         if merger.ambiguous:
             self._tell(
-                f"predict: the samples of {list_places(merger.ambiguous)} are taken to lie in its first dimension, "
-                "as another one has the same length"
+                f"predict: the samples of {list_places(merger.ambiguous)} are taken to lie in "
+                "its first dimension, because another one has the same length"
             )
 
     def _tell_left_out(self, left_out: Mapping[str, str]) -> None:
         """Say which attributes of the module a repeated step may have changed twice."""
         owner = type(self.module).__name__
         for name, reason in left_out.items():
-            self._tell(f"what the failed step did to {owner}.{name}, {reason}, cannot be undone")
+            self._tell(
+                f"the failed step changed {owner}.{name}, {reason}, and this cannot be undone"
+            )
 
     def _tell(self, text: str) -> None:
         if text not in self._told:
@@ -381,10 +384,10 @@ def _describe_no_room(active: ActiveBatch, size: int, text: str, reading: Memory
     samples = "one sample" if size == 1 else f"the smallest micro-batch of {size} samples"
     shapes = describe_shapes(active.host, active.samples)
     return (
-        f"batch {active.index}{sample}: {samples} of {shapes} does not fit into memory: asked for "
-        f"{amount}, {free_bytes / _GIB:.2f} of {reading.limit_bytes / _GIB:.2f} GiB free ({text}). "
-        "Use a smaller patch or model, mixed precision (AMP), GradientCheckpointing, or free the "
-        "device of other programs"
+        f"batch {active.index}{sample}: {samples} of {shapes} does not fit into memory: asked "
+        f"for {amount}, {free_bytes / _GIB:.2f} of {reading.limit_bytes / _GIB:.2f} GiB free "
+        f"({text}). Use a smaller patch or model, mixed precision (AMP), GradientCheckpointing, "
+        "or stop other programs on the device"
     )
 
 
@@ -392,8 +395,9 @@ def _describe_batch_norm(active: ActiveBatch) -> str:
     """Message that batch norm has nothing to normalise in a micro-batch of one sample."""
     counts = ", ".join(map(str, active.counts()))
     return (
-        f"batch {active.index}: {active.samples} samples go through in micro-batches of {counts}, as more do not fit "
-        "into memory, and batch norm cannot train on one: use a data.loader.batch_size that leaves no single sample, a "
-        "smaller patch or model, mixed precision (AMP), GradientCheckpointing, or a norm that does not depend on the "
-        "batch (GroupNorm)"
+        f"batch {active.index}: {active.samples} samples run in micro-batches of {counts}, "
+        "because more do not fit into memory, and batch norm cannot train on one: use a "
+        "data.loader.batch_size that leaves no single sample, a smaller patch or model, mixed "
+        "precision (AMP), GradientCheckpointing, or a norm that does not depend on the batch "
+        "(GroupNorm)"
     )

@@ -51,7 +51,8 @@ class ResizeRules:
         check_share("min_success", self.min_success)
         if self.grow_below >= self.shrink_above:
             raise ConfigError(
-                f"grow_below={self.grow_below} must be below shrink_above={self.shrink_above}, or sizes swing"
+                f"grow_below={self.grow_below} must be below shrink_above={self.shrink_above}, "
+                "or sizes oscillate"
             )
 
 

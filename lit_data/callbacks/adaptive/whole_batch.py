@@ -116,8 +116,9 @@ class BatchCopy:
             return
         if self._moved_versions != self._versions:
             raise make_memory_error(
-                "memory ran out in a step that had changed its batch in place, so that the step cannot be repeated: "
-                "change a copy (x = x - mean in place of x -= mean), or lower data.loader.batch_size"
+                "memory ran out in a step that had changed its batch in place, so the step "
+                "cannot be repeated: change a copy (x = x - mean instead of x -= mean), or "
+                "lower data.loader.batch_size"
             )
         _, tensors = find_values(self._reload())
         with torch.no_grad():

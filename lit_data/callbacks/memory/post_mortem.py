@@ -265,7 +265,7 @@ def is_noted(error: BaseException | None) -> bool:
 
 def _describe_error(error: BaseException | None) -> str:
     if error is None:
-        return "not known"
+        return "unknown"
     lines = [f"{type(error).__name__}: {error}"]
     for frame in traceback.extract_tb(error.__traceback__)[-3:]:
         lines.append(f"  {frame.filename}:{frame.lineno} in {frame.name}")

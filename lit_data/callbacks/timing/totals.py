@@ -35,7 +35,7 @@ _LIMITS: dict[_PartGroup, tuple[str, str]] = {
     ),
     ("transfer",): (
         "the copy to the device",
-        "page-locked memory (pin_memory), images that stay uint8 until they are there, "
+        "page-locked memory (pin_memory), images that stay uint8 until they are on the device, "
         "or a cache on the device",
     ),
     ("augment",): (

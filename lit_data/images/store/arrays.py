@@ -81,7 +81,7 @@ class ArrayFacts:
         has_one_axis = len(self.shape) == 1 and is_count(self.shape[0])
         has_checksum = self.crc32 is None or (is_count(self.crc32) and self.crc32 < 2**32)
         if not (_is_descr(self.descr) and has_one_axis and has_checksum):
-            raise ValueError(f"no array of {self!r:.80}")
+            raise ValueError(f"not an array of {self!r:.80}")
 
     @property
     def dtype(self) -> "np.dtype[Any]":
@@ -465,7 +465,7 @@ def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make a dict of a JSON text whose names stand there once each, for `json.loads`."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError("a key stands there twice")
+        raise ValueError("a key appears twice")
     return fields
 
 

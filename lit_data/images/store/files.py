@@ -121,8 +121,8 @@ def explain_errors(folder: Path, needed_bytes: int) -> Iterator[None]:
 def no_space(folder: Path, needed_bytes: int, free_bytes: int, reason: str) -> StoreSpaceError:
     """Make the error for a disk without room."""
     return StoreSpaceError(
-        f"{show_path(folder)}: no room for the decoded store ({reason}): it needs "
-        f"{decimal(needed_bytes)}, free are {decimal(free_bytes)}; free some space, or choose "
+        f"{show_path(folder)}: no space for the decoded store ({reason}): it needs "
+        f"{decimal(needed_bytes)}, and {decimal(free_bytes)} is free; free some space, or choose "
         "another folder with paths.cache=<folder>"
     )
 

@@ -156,9 +156,9 @@ def _check_sources(first_rows: Array, name_ends: Array, names_bytes: int) -> Non
         ValueError: They do not, or there are none.
     """
     if not _is_rising(first_rows) or first_rows[0] != 0 or first_rows[-1] >= len(name_ends):
-        raise ValueError("the images do not share out the source files")
+        raise ValueError("the images do not use each source file once")
     if not _is_rising(name_ends) or name_ends[0] == 0 or name_ends[-1] != names_bytes:
-        raise ValueError("the source paths do not fill their place")
+        raise ValueError("the source paths have another size than stated")
 
 
 def _is_rising(numbers: Array) -> bool:

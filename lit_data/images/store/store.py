@@ -161,7 +161,7 @@ class DecodedStore(StoredImages):
         options = BuildOptions(on_bad, wait_s, rebuild, progress, store or WHOLE)
         opened = cls(build_store(sources, Path(folder), decoder, options))
         bad = list_problems(opened.skipped)
-        bad.warn_if_any(log, f"{len(bad)} of {len(sources)} images are bad and left out")
+        bad.warn_if_any(log, f"{len(bad)} of {len(sources)} images are bad and skipped")
         for note, images in opened.notes.items():
             log.info("%s: %d images: %s", show_path(folder), images, note)
         return opened

@@ -84,8 +84,8 @@ class MemoryBank(Normality):
         known = len(self.whitening) if self.whiten else self.bank.shape[1]
         if width != known:
             raise ConfigError(
-                f"the encoder gives {width} features and the memory bank has {known}: "
-                "predict with the model.net that fit had"
+                f"the encoder gives {width} features and the memory bank has {known}: predict "
+                "with the model.net of the training"
             )
         places = features.permute(0, 2, 3, 1).reshape(-1, width)
         if self.whiten:

@@ -63,10 +63,7 @@ class TextureEncoder(nn.Module):
             taken = load_weights_file(self, weights)
             lacking = sorted(self.state_dict().keys() - set(taken.taken)) if taken else []
             if lacking:  # nothing trains them
-                raise StoreError(
-                    f"{weights} does not hold all weights of TextureEncoder: {', '.join(lacking)} "
-                    "lack"
-                )
+                raise StoreError(f"{weights} lacks weights of TextureEncoder: {', '.join(lacking)}")
 
     @override
     def forward(self, images: Tensor) -> list[Tensor]:
@@ -104,7 +101,7 @@ class TextureEncoder(nn.Module):
         """
         if images.shape[1] != 3:
             raise ConfigError(
-                f"the encoder takes images of 3 channels and these have {images.shape[1]}: set "
+                f"the encoder needs images of 3 channels, but these have {images.shape[1]}: set "
                 "data.read.gray_to_rgb=true for gray ones and data.read.alpha=drop for four"
             )
         grey = images.mean(1, keepdim=True)

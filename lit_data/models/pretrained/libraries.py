@@ -69,7 +69,7 @@ def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
     arguments = dict(options or {})
     for name in arguments:
         if str(name).startswith(_RESERVED):
-            raise ConfigError(f"options.{name} is not for here: say it by model.net.weights")
+            raise ConfigError(f"options.{name} is not allowed here: set model.net.weights")
     return arguments
 
 

@@ -126,6 +126,6 @@ def _check_strides(strides_px: Sequence[int]) -> Sequence[int]:
     for fine_px, coarse_px in pairwise(strides_px):
         if coarse_px != 2 * fine_px:
             raise ConfigError(
-                f"strides_px={list(strides_px)}: leave none out, such as [2, 4, 8, 16]"
+                f"strides_px={list(strides_px)}: list all of them, such as [2, 4, 8, 16]"
             )
     return strides_px

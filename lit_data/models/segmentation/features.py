@@ -60,7 +60,7 @@ class FeatureDifferenceModule(OnePassModule, SegmentationModule):
         check_counts(places=places)
         if not isinstance(net, LiteDifference):
             raise ConfigError(
-                f"model.net is a {type(net).__name__}, and FeatureDifferenceModule takes a "
+                f"model.net is a {type(net).__name__}, and FeatureDifferenceModule needs a "
                 "LiteDifference: train other nets with model=compare or model=compare_lite0"
             )
         super().__init__(
@@ -104,8 +104,8 @@ class FeatureDifferenceModule(OnePassModule, SegmentationModule):
     def learn(self) -> None:
         if not len(self.candidates):
             raise ConfigError(
-                "masks mark every place of the training images, and good ones show what is usual: "
-                "add images of good parts"
+                "masks mark every pixel of the training images, but training needs unmarked "
+                "ones: add images of good parts"
             )
         self.net.learn(self.candidates.rows)
 

@@ -142,7 +142,7 @@ def choose_loss(loss: Literal["rare", "mean"] | nn.Module, **options: Any) -> nn
         if plain != parameters[name].default:
             raise ConfigError(
                 f"{name}={value!r} is an option of loss=rare and loss=mean, which your "
-                f"{type(loss).__name__} does not take: leave it out"
+                f"{type(loss).__name__} does not have: remove it"
             )
     return loss
 

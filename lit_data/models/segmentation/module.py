@@ -197,9 +197,9 @@ class SegmentationModule(ScoredModule):
         known = tuple(getattr(datamodule, "classes", self.classes) or ())
         if stage != "predict" and known != self.classes:
             raise ConfigError(
-                f"the datamodule tells {list(known) or 'no classes'} apart and the model "
+                f"the datamodule has the classes {list(known) or 'none'} and the model "
                 f"{list(self.classes) or 'none'}: set model.classes and the outputs of model.net "
-                "as data.classes"
+                "to match data.classes"
             )
         draw_images = getattr(datamodule, "draw_images", _draw_none)
         for name in _SCORED_BY.get(stage, ()):
@@ -230,7 +230,7 @@ class SegmentationModule(ScoredModule):
             names = f", for the background and {', '.join(self.classes)}" if self.classes else ""
             raise ConfigError(
                 f"the net gives {list(logits.shape)} and {logit_count} logits for each pixel are "
-                f"wanted{names}: set model.net.classes={logit_count}, or how your net calls it"
+                f"needed{names}: set model.net.classes={logit_count}, or the option of your net"
             )
         return logits
 
@@ -387,8 +387,8 @@ class SegmentationModule(ScoredModule):
             return
         if self.quantile is not None:
             log.warning(
-                "no good image validates, so that model.quantile=%g gives no threshold: it is the "
-                "one of the best F1, if there is any",
+                "validation has no good image, so model.quantile=%g gives no threshold: the "
+                "threshold of the best F1 is used, if there is one",
                 self.quantile,
             )
         # Without a defect among the validated pixels no threshold is better than another.

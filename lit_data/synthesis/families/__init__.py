@@ -44,7 +44,7 @@ def build_families(specs: Mapping[str, Any] | tuple[Family, ...]) -> tuple[Famil
     families = [_build(str(name), spec) for name, spec in specs.items() if spec is not None]
     if not families:
         raise ConfigError(
-            f"families is empty: give at least one of {', '.join(FAMILIES)}, or leave synthesis out"
+            f"families is empty: give at least one of {', '.join(FAMILIES)}, or remove synthesis"
         )
     return tuple(families)
 

@@ -51,8 +51,8 @@ class Family(ABC):
         weight: Frequency of this family, relative to the others.
         amplitude: Smallest and largest strength, in units of the 0..1 value range; none takes that
             of the specification.
-        contrast: The same in standard deviations of the noise around the defect; it takes the place
-            of `amplitude`.
+        contrast: The same in standard deviations of the noise around the defect; it replaces
+            `amplitude`.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -78,8 +78,8 @@ class Family(ABC):
         """Accept lists, as a configuration gives them, and check every range and the weight."""
         if not isinstance(self.weight, Real) or not self.weight > 0:
             raise ConfigError(
-                f"weight={self.weight!r} of {self.name} must be greater than 0: leave the family "
-                "out"
+                f"weight={self.weight!r} of {self.name} must be greater than 0: to skip the "
+                "family, remove it"
             )
         for field in fields(self):
             value = getattr(self, field.name)
@@ -166,7 +166,7 @@ def check_range(
             "largest"
         )
     if pair[0] < limits[0] or pair[1] > limits[1]:
-        raise ConfigError(f"{name}={list(pair)} must lie between {limits[0]:g} and {limits[1]:g}")
+        raise ConfigError(f"{name}={list(pair)} must be between {limits[0]:g} and {limits[1]:g}")
     return pair[0], pair[1]
 
 

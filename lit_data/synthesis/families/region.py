@@ -74,7 +74,8 @@ def load_shapes(folder: str) -> Floats:
         shapes += _cut_tiles(read_image(path)[0] != 0)
     if not shapes:
         raise DataError(
-            f"shapes_from={folder}: no mask has a piece of {LEAST_AREA_PX} px: are they all 0?"
+            f"shapes_from={folder}: no mask has a connected area of {LEAST_AREA_PX} px: are they "
+            "all 0?"
         )
     return np.stack(shapes)
 

@@ -139,9 +139,7 @@ class Spot(Family):
                 shape = call_checked(SpotShape, (), shape, "spot.shapes")
             shapes.append(shape)
         if not shapes:
-            raise ConfigError(
-                "spot.shapes is empty: give at least one shape, or leave the family out"
-            )
+            raise ConfigError("spot.shapes is empty: give at least one shape, or remove the family")
         object.__setattr__(self, "shapes", tuple(shapes))
         Family.__post_init__(self)
 

@@ -110,7 +110,9 @@ class BoxErrors:
                 score = f" {error.score:.2f}" if error.score else " missed"
                 name = shorten_name(PurePath(names[error.image]).name)
                 cell.set_title(f"{self._labels.classes[error.kind]}{score}\n{name}", fontsize=7)
-        title = "largest missed objects, and below the false alarms (white) with the highest scores"
+        title = (
+            "the largest missed objects, and below the false alarms (white) with the highest scores"
+        )
         save_figure(figure, path, title, ("true box",))
 
     def _show(self, cell: Any, error: BoxError, bank: ImageBank) -> None:  # noqa: ANN401 - Axes

@@ -53,6 +53,6 @@ class BoxTruth:
         if self.image_kinds:
             return ""
         return (
-            "no image has a box, so nothing says which ones show a defect: give images with labels, "
-            "and good ones without a box beside them"
+            "no image has a box, so it is unknown which images show a defect: give images with "
+            "labels, and good ones without a box"
         )

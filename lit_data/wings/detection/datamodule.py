@@ -104,8 +104,8 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             the bus once, and makes mosaics there of images of the same batch, see
             `DetectionDataset.plan_batch`: for fast devices.
         augment: Augmentation of the training split, or a mapping of stages to theirs.
-        near_duplicates: `together` keeps images that show the same (saved anew, scaled, brighter)
-            in one split, where splits are fractions; `apart` does not look at them.
+        near_duplicates: `together` keeps near-duplicates (saved again, scaled, brighter)
+            in one split, where splits are fractions; `apart` does not search for them.
         groups: A regular expression; images in whose paths it, or its first group, matches the
             same (a lot, a panel) stay in one split.
         value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 of
@@ -184,7 +184,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         self.augment = stage_augmentations(augment, self.batch_keys)
         if is_on_device and any(step.host_steps for step in self.augment.values()):
             raise ConfigError(
-                "mosaic_on=device makes mosaics behind the transforms that run in the workers: set "
+                "mosaic_on=device makes mosaics after the transforms of the workers: set "
                 "mosaic_on=worker, or mosaic=null"
             )
         self.workers_draw = mosaic_on == "worker"
@@ -403,7 +403,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             level = logging.DEBUG if self._run.loaders else logging.WARNING
             log.log(
                 level,
-                "no mosaics: the run has %d epochs, the last %d without",
+                "no mosaics: the run has %d epochs, and the last %d epochs have none",
                 most,
                 self.mosaic.close_epochs,
             )

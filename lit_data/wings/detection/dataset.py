@@ -113,7 +113,7 @@ class DetectionDataset(BankDataset):
             )
         if bank.dtype.name not in _DTYPES:
             raise DataError(
-                f"images are {bank.dtype}: detection takes {', '.join(_DTYPES)}; set "
+                f"images are {bank.dtype}: detection needs {', '.join(_DTYPES)}; set "
                 "data.read.as_float=true"
             )
         self.bank = bank
@@ -245,7 +245,7 @@ class DetectionDataset(BankDataset):
     def describe_sample(self, index: int) -> str:
         """Name one sample of this split for a message, by its file."""
         if self.positives is not None:
-            return f"sample {index}, whose image is chosen anew in each epoch"
+            return f"sample {index}, whose image is chosen again in each epoch"
         return show_path(self.bank.name(int(self.images[index])))
 
     def find_originals(self, boxes: Doubles, images: Ints) -> Doubles:

@@ -119,14 +119,14 @@ def describe_boxes(data: DetectionDataModule, request: ExportRequest) -> NetFact
 def _check_detector(model: LightningModule) -> DetectionModule:
     if type(model).predict_step is not DetectionModule.predict_step:
         raise ConfigError(
-            f"{type(model).__name__} cannot be exported: boxes are for a "
-            "lit_data.wings.detection.DetectionModule whose predict_step is as it was"
+            f"{type(model).__name__} cannot be exported: boxes need a "
+            "lit_data.wings.detection.DetectionModule with its original predict_step"
         )
     assert isinstance(model, DetectionModule)
     if model.nms != "hard":
         raise ConfigError(
-            f"model.nms={model.nms} is not for an .inspect file, whose runtime knows hard: train "
-            "with model.nms=hard"
+            f"model.nms={model.nms} cannot be used in an .inspect file, whose runtime supports "
+            "hard: train with model.nms=hard"
         )
     return model
 

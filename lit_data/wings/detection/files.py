@@ -267,7 +267,7 @@ def _open_folder(
         patterns = ["*/images/**/*" if _has_image_folders(root) else "**/*"]
     listing = find_images(root, patterns=patterns, exclude=exclude, leftovers=leftovers)
     leftovers.add(
-        "images lie outside of the folders of images", leftovers.outside, "move them there"
+        "images are outside of the folders of images", leftovers.outside, "move them there"
     )
     for pattern in _SIDE_FILES:
         for path in root.glob(pattern):
@@ -355,7 +355,7 @@ def _match_files(folder: _Folder, label_format: LabelFormat, *, is_beside: bool)
     )
     # Beside images lies other text too; XML without an image has lost it.
     if not is_beside or (files and suffix == ".xml"):
-        heading = f"{len(problems)} label files fit none of {len(folder.names)} images"
+        heading = f"{len(problems)} label files match none of {len(folder.names)} images"
         folder.faults.add(problems, heading)
     return files
 
@@ -365,7 +365,7 @@ def _find_splits(folder: _Folder, splits: Splits, coco: Sequence[CocoFile]) -> N
     is_by_file = splits == "auto" and any(file.split for file in coco)
     if is_by_file and not find_lists(folder.root, folder.names, _LIST_FOLDERS):
         numbers = split_by_file(coco, folder.index)
-        rule = "are in no COCO file of a split"
+        rule = "are not in the COCO file of any split"
         return complete_splits(numbers, len(folder.names), rule, is_open=True)
     return find_named_splits(
         folder.names,
@@ -396,7 +396,7 @@ def _list_members(
         named.add_left_out(folder.leftovers, folder.names)
         unnamed -= set(named.left_out.tolist())
     left_out = [folder.names[number] for number in sorted(unnamed)]
-    folder.leftovers.add("images are in no COCO file", left_out, "they are left out")
+    folder.leftovers.add("images are not in any COCO file", left_out, "they are skipped")
     return sorted(numbers)
 
 

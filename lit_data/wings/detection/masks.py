@@ -146,7 +146,7 @@ def _read_mask(decoder: MaskDecoder, mask: Path, image: Path, size_px: Size) -> 
 def _report(problems: Problems, files: InspectionFiles, good: int) -> None:
     heading = f"{len(problems)} images with masks are bad"
     if files.on_bad == "skip" and good:
-        problems.warn_if_any(log, f"{heading}; they are left out")
+        problems.warn_if_any(log, f"{heading}; they are skipped")
     else:
         problems.raise_if_any(heading)
 

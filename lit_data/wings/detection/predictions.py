@@ -198,8 +198,8 @@ def read_boxes(outputs: Any, classes: int) -> list[Boxes] | None:  # noqa: ANN40
         highest_class = max(boxes.classes.tolist(), default=-1)
         if highest_class >= classes:
             raise ConfigError(
-                f"the model finds class {highest_class}, and the dataset has {classes}, from 0: set "
-                "model.net.classes to that, and train again"
+                f"the model finds class {highest_class}, but the dataset has {classes}, from 0: "
+                "set model.net.classes to that, and train again"
             )
     return detections
 

@@ -98,7 +98,9 @@ class DetectionSource(ImageFolder):
         if self.boxes_from == "masks":
             self._check_masks()
         elif self.masks is not None:
-            raise ConfigError(f"masks={self.masks} is for boxes_from=masks: set that, or leave it")
+            raise ConfigError(
+                f"masks={self.masks} is for boxes_from=masks: set that, or remove masks"
+            )
         if self.stride_px is not None:
             _check_stride(self.stride_px, self.patch_px)
         super().__post_init__()
@@ -108,7 +110,7 @@ class DetectionSource(ImageFolder):
             raise ConfigError("boxes_from=masks needs data.root: the synthetic dataset has labels")
         if self.label_format != "auto" or self.annotations is not None:
             raise ConfigError(
-                "boxes_from=masks reads no labels: leave label_format and annotations out"
+                "boxes_from=masks reads no labels: remove label_format and annotations"
             )
         # Boxes are made of the pixels of masks, so that no file of a server may come late.
         object.__setattr__(self, "late_suffixes", ())
@@ -330,12 +332,12 @@ def _read_files(folder: Path) -> tuple[DetectionFiles, dict[str, Any]]:
         fractions = listing.get("fractions")
         options = json.loads(listing["options"])
         if not isinstance(options, dict):
-            raise ValueError("its options are none")
+            raise ValueError("it has no valid options")
         splits = listing["splits"]
         return DetectionFiles(images, labels, splits, arrays["sizes_px"], fractions), options
     except (OSError, ValueError, KeyError, TypeError, BadZipFile, ConfigError) as error:
         raise DataError(
-            f"{show_path(folder / _LABELS)}: no boxes of a set of shards ({error!s:.80})"
+            f"{show_path(folder / _LABELS)}: not the boxes of a set of shards ({error!s:.80})"
         ) from error
 
 

@@ -59,7 +59,7 @@ class SyntheticObjects:
         if synthetic_class is None:
             if len(classes) > 1:
                 raise ConfigError(
-                    "synthetic_class=null leaves open which class synthetic defects are of: choose "
+                    "synthetic_class=null does not set the class of synthetic defects: choose "
                     f"one of {', '.join(classes)}, or give {{family: class}}"
                 )
             synthetic_class = classes[0]
@@ -118,7 +118,7 @@ def check_synthesis(
         if synthetic_class is not None:
             raise ConfigError(
                 f"synthetic_class={synthetic_class!r} is for synthetic defects: set "
-                "synthesis=library, or leave it out"
+                "synthesis=library, or remove it"
             )
         return
     if not isinstance(spec, DefectSpec):
@@ -127,8 +127,8 @@ def check_synthesis(
         )
     if mosaics_on_device:
         raise ConfigError(
-            "mosaic_on=device makes mosaics behind the workers, which draw synthetic defects: set "
-            "mosaic_on=worker, or mosaic=null"
+            "mosaic_on=device makes mosaics after the workers, which draw synthetic defects: "
+            "set mosaic_on=worker, or mosaic=null"
         )
 
 

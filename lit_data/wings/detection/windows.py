@@ -257,8 +257,9 @@ def cut_windows(
         visible += int(is_visible.sum())
     if visible < len(labels.boxes):
         log.warning(
-            "%d of %d boxes are seen to less than data.min_visible=%g in each window and left out: "
-            "set a larger data.patch_px, or a lower data.min_visible",
+            "%d of %d boxes are skipped, because each window shows less than "
+            "data.min_visible=%g of them: set a larger data.patch_px, or a lower "
+            "data.min_visible",
             len(labels.boxes) - visible,
             len(labels.boxes),
             least_visible,

@@ -42,15 +42,15 @@ _HELP = """\
 usage: lit-data export RUN [FILE] [key=value ...] [--package NAME]
 
 Writes the best checkpoint of a run as one .inspect file, by default RUN/model.inspect, for `lit-inspect FILE IMAGES
---out DIR`, which needs neither torch nor lit_data. It is for maps of defects, also of targets with references, masks of
-watermarks, classes of images and boxes. Keys:
-to=onnx, openvino or torchscript for a plain graph that other runtimes read, with its input, output, thresholds and
-classes as metadata, instead of to=inspect; runtime=true also writes the wheel of lit_inspect beside the file;
-data.root=FOLDER of images that the file is checked with, where those of the training are gone; data.read.max_pixels of
-the largest image; ckpt=best, last or a path; paths.cache=FOLDER for decoded images; options of tiles and thresholds of
-predict, such as predict.tile_px=256; and int8=true for a net in int8, if the score of validation drops by no more than
-int8_drop=0.01 (ranges are those of int8_images=64 samples of the training).
---package NAME allows classes of a package of yours."""
+--out DIR`, which needs neither torch nor lit_data. It supports maps of defects, with or without references, masks of
+watermarks, classes of images, and boxes. Keys:
+to=onnx, openvino or torchscript: write a plain graph for other runtimes instead of to=inspect, with its input, output,
+thresholds and classes as metadata; runtime=true: also write the wheel of lit_inspect next to the file;
+data.root=FOLDER: images to check the file with, if those of the training are gone; data.read.max_pixels: size of the
+largest image; ckpt=best, last or a path; paths.cache=FOLDER for decoded images; options of predict for tiles and
+thresholds, such as predict.tile_px=256; int8=true: a net in int8, if the validation score drops by at most
+int8_drop=0.01 (value ranges come from int8_images=64 training samples).
+--package NAME allows classes of your own package."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> None:
     paths = [text for text in options.words if "=" not in text]
     if not 1 <= len(paths) <= 2:
         raise ConfigError(
-            "export needs the folder of a run, and takes a file: export RUN board.inspect"
+            "export needs the folder of a run, and accepts a file: export RUN board.inspect"
         )
     typed = _read_keys(overrides)
     form: str = typed["to"]
@@ -87,7 +87,8 @@ def main(arguments: Sequence[str]) -> None:
         with explaining(path, _ELSEWHERE):
             wheel = write_runtime(path.parent)
         print(
-            f"{wheel}: at the line, pip install {wheel.name} && lit-inspect {path.name} IMAGES --out DIR"
+            f"{wheel}: on the target machine, pip install {wheel.name} && lit-inspect "
+            f"{path.name} IMAGES --out DIR"
         )
 
 
@@ -100,12 +101,14 @@ def _read_keys(overrides: Sequence[str]) -> dict[str, Any]:
     try:
         typed = OmegaConf.from_dotlist(list(overrides))
     except (ValueError, YAMLError, OmegaConfBaseException, RecursionError) as error:
-        raise ConfigError(f"the words behind export cannot be read: {first_line(error)}") from error
+        raise ConfigError(f"the arguments of export cannot be read: {first_line(error)}") from error
     predict = OmegaConf.select(typed, "predict")
     for override in overrides:
         key = override.partition("=")[0]
         if key not in _KEYS and not key.startswith("predict."):
-            raise ConfigError(f"'{key}' changes no export: {', '.join(_KEYS)} and predict.* do")
+            raise ConfigError(
+                f"'{key}' has no effect on export; {', '.join(_KEYS)} and predict.* have"
+            )
     values = {} if predict is None else OmegaConf.to_container(predict)
     root, ckpt = OmegaConf.select(typed, "data.root"), OmegaConf.select(typed, "ckpt")
     most_px = OmegaConf.select(typed, "data.read.max_pixels")
@@ -116,7 +119,7 @@ def _read_keys(overrides: Sequence[str]) -> dict[str, Any]:
     check_form(form, int8=int8.int8)
     runtime = typed.get("runtime", False)
     if not isinstance(runtime, bool) or (runtime and form != _INSPECT):
-        raise ConfigError("runtime must be true or false, and true is for to=inspect")
+        raise ConfigError("runtime must be true or false, and true needs to=inspect")
     return {
         "to": form,
         "runtime": runtime,

@@ -67,8 +67,8 @@ def _write_graph(facts: NetFacts) -> tuple[bytes, PredictOptions]:
         sides = options.tile_sides_px
         if not facts.has_one_size:
             log.warning(
-                "the net can be written for tiles of %d x %d px alone: smaller images are filled up "
-                "to that by repeating their edge",
+                "the net can be exported only for tiles of %d x %d px: smaller images are "
+                "padded to that by repeating their edge",
                 *sides,
             )
         options = replace(options, round_px=max(sides))

@@ -92,7 +92,7 @@ def choose_precision(encoded: bytes, cfg: DictConfig, options: Int8Options) -> b
     )
     if not drop <= options.int8_drop:  # in this form it refuses NaN too
         log.warning(
-            "float32 stays: the drop of the score is above int8_drop=%g: %s",
+            "the file stays in float32, because the score drops by more than int8_drop=%g: %s",
             options.int8_drop,
             result,
         )
@@ -146,7 +146,7 @@ def encode_int8(path: Path, batches: list[Floats]) -> bytes:
         try:
             answer = inspector.answer(image)
         except InspectError as error:
-            raise ConfigError(f"int8 is not for this net: {error}; leave int8 out") from error
+            raise ConfigError(f"int8 does not work for this net: {error}; remove int8") from error
         parts[f"golden/{number}_answer.npy"] = encode_array(answer)
     return encode_board(manifest, parts)
 
@@ -167,14 +167,14 @@ def score_graph(cfg: DictConfig, datamodule: BaseDataModule, graph: Graph) -> fl
     name = _name_score(cfg)
     if name not in scores:
         raise ConfigError(
-            f"int8 is judged by {name} of the run, and validation logs "
-            f"{', '.join(scores) or 'nothing'}: leave int8 out"
+            f"int8 is judged by {name} of the run, but validation logs "
+            f"{', '.join(scores) or 'nothing'}: remove int8"
         )
     score = float(scores[name])
     if math.isnan(score):
         raise ConfigError(
-            f"int8 is judged by {name} of the run, which is undefined for its validation split, as "
-            "nothing in it is to be found: leave int8 out, or choose a split with data.splits"
+            f"int8 is judged by {name} of the run, which is undefined for its validation split, "
+            "because it has nothing to find: remove int8, or choose a split with data.splits"
         )
     return score
 

@@ -95,7 +95,7 @@ def _write(net: nn.Module, path: Path, image: Tensor) -> None:
     )
     if weight_bytes > _LARGEST_BYTES:
         raise ConfigError(
-            f"the net takes {weight_bytes} bytes, and one ONNX file holds {_LARGEST_BYTES}"
+            f"the net takes {weight_bytes} bytes, but one ONNX file holds at most {_LARGEST_BYTES}"
         )
     free_axes: dict[int, Any] = {0: torch.export.Dim.DYNAMIC}
     for axis in _find_free_sides(net, image):
@@ -147,7 +147,7 @@ def _check_file(
     if not max_difference <= TOLERANCE:  # in this form it refuses NaN too
         raise DataError(
             f"the ONNX file gives values that differ by {max_difference:.3g} from those of the "
-            f"net, and {TOLERANCE:g} is allowed: it was not written"
+            f"net, but only {TOLERANCE:g} is allowed: it was not written"
         )
     return tuple(free_axes), max_difference
 
@@ -243,7 +243,7 @@ def quantise(graph: bytes, batches: Sequence[Floats]) -> bytes:
             )
         except Exception as error:  # onnxruntime has errors of its own
             raise ConfigError(
-                f"onnxruntime cannot quantise this net ({first_line(error)}): leave int8 out"
+                f"onnxruntime cannot quantize this net ({first_line(error)}): remove int8"
             ) from error
         return quantised.read_bytes()
 

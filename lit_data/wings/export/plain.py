@@ -67,7 +67,7 @@ def describe_reading(board: "Board") -> dict[str, str]:
 
 def _describe_range(manifest: Mapping[str, Any]) -> str:
     limits, dtype = manifest["value_range"], np.dtype(manifest["dtype"])
-    inside = "the graph standardizes by itself where the net needs it"
+    inside = "the graph standardizes its input if the net needs it"
     if limits is not None:
         low, high = limits
         above = f"(pixels - {low:g})" if low else "pixels"
@@ -90,7 +90,7 @@ def _describe_size(manifest: Mapping[str, Any]) -> str:
     scaling, tiling, boxes = manifest["scaling"], manifest["tiling"], manifest["boxes"]
     if boxes is not None:
         height, width = boxes["sample_px"]
-        return f"{height} x {width} px, the image as large as it fits or a window of it"
+        return f"{height} x {width} px, the image scaled to fit or a window of it"
     words = []
     if scaling is not None and scaling["size_px"] is not None:
         words.append("images scaled to {} x {} px".format(*scaling["size_px"]))
@@ -109,7 +109,7 @@ def check_form(form: str, *, int8: bool) -> None:
         ConfigError: Its library is missing, or it has no int8.
     """
     if int8 and form in ("openvino", "torchscript"):
-        raise ConfigError(f"int8=true is for to=inspect and to=onnx, and not for to={form}")
+        raise ConfigError(f"int8=true is for to=inspect and to=onnx, not for to={form}")
     if form == "openvino" and find_spec(form) is None:
         raise ConfigError(
             "to=openvino needs openvino: pip install openvino, or 'lit-data-inspect[openvino]'"
@@ -204,8 +204,8 @@ def _check(facts: NetFacts, board: "Board", run: Callable[[Tensor], Floats], run
         raise DataError(f"{runtime} cannot compute this net: {first_line(error)}") from error
     if not difference <= TOLERANCE:  # in this form it refuses NaN too
         raise DataError(
-            f"{runtime} gives values that differ by {difference:.3g} from those of the net, and "
-            f"{TOLERANCE:g} is allowed: it was not written"
+            f"{runtime} gives values that differ by {difference:.3g} from those of the net, but "
+            f"only {TOLERANCE:g} is allowed: it was not written"
         )
 
 

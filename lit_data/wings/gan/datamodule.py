@@ -89,7 +89,7 @@ class GANSource(ImageFolder):
             check_choice(name, getattr(self, name), choices)
         if self.tiles is not None and self.views != "sheet":
             raise ConfigError(
-                f"tiles={self.tiles} divides sheets: set data.views=sheet, or leave data.tiles out"
+                f"tiles={self.tiles} divides sheets: set data.views=sheet, or remove data.tiles"
             )
         if self.fit == "patches" and self.views in ("folders", "sheet"):
             raise ConfigError(
@@ -165,7 +165,8 @@ class GANSource(ImageFolder):
                 )
             counts[self.name(source.paths[0])] = int(rows * columns)
         problems.raise_if_any(
-            "sheets need as many views across as down: set data.tiles or data.image_px"
+            "sheets need equal numbers of rows and columns of views: set data.tiles or "
+            "data.image_px"
         )
         return check_views(counts) if counts else 1
 

@@ -245,10 +245,10 @@ def find_classes(objects: Sequence[str], *, in_splits: bool) -> list[str]:
             folders.remove(find_split_folder(name) or "")
         classes.append("/".join(folders))
         if not folders:
-            outside.append((name, "lies in no folder"))
+            outside.append((name, "is not in a folder"))
     if outside:
         raise list_problems(outside).make_error(
-            f"data.labels=folders needs a folder for each class; {len(outside)} lie in none"
+            f"data.labels=folders needs a folder for each class; {len(outside)} are not in any"
         )
     return classes
 
@@ -402,8 +402,7 @@ class GANDataset(BankDataset):
             self._check_sizes()
         elif self.table.poses is not None:
             raise ConfigError(
-                "patches of images with views would have no pose: leave the views or the patches "
-                "out"
+                "patches of images with views would have no pose: remove the views or the patches"
             )
 
     def _check_sizes(self) -> None:

@@ -49,7 +49,7 @@ class GenerateTask(Task[GANDataModule]):
 
     predicts = "images"
     method = "sample_images"
-    unexported = "lit_inspect answers for images, and makes none: predict makes them"
+    unexported = "lit_inspect scores images and does not generate them: predict does"
     uses = Use.GENERATION | Use.FINDING
     shares = False  # one stream of random numbers makes all of them
 
@@ -167,7 +167,7 @@ def draw_generated(
         for cell in axes[1]:
             cell.remove()
         wide_cell = figure.add_subplot(grid[1, :], xticks=[], yticks=[])
-        _show(wide_cell, views.flatten(0, 1), "generated objects from all sides", columns=sides)
+        _show(wide_cell, views.flatten(0, 1), "generated objects, multi-view", columns=sides)
     _show(axes[0, 0], real, "real")
     _show(axes[0, 1], generated, "generated")
     save_figure(figure, path, title, ())

@@ -64,5 +64,5 @@ def _scale_boxes(marks: Sequence[Mapping[str, Any]], path: Path) -> list[dict[st
 def _resolve(root: Path, name: str) -> Path:
     path = root / name
     if not path.resolve().is_relative_to(root.resolve()):
-        raise DataError(f"samples.json names {name}, which lies outside of its folder")
+        raise DataError(f"samples.json names {name}, which is outside of its folder")
     return path

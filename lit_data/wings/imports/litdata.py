@@ -34,8 +34,8 @@ def read(root: Path, files: Sequence[Path], scratch: Path) -> Iterator[Record]:
         others = {str(each).partition(":")[0] for each in formats} - _PLAIN
         if others:
             raise DataError(
-                f"{index}: values of the format {', '.join(sorted(others))} are not read, as they may run code: "
-                "write images as PIL images, arrays or bytes"
+                f"{index}: values of the format {', '.join(sorted(others))} are not read, "
+                "because they may run code: write images as PIL images, arrays or bytes"
             )
         split = index.parent.name
         if index.parent == root:

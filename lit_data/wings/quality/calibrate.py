@@ -71,7 +71,7 @@ class CalibrateOptions:
         for name in ("miss", "false_alarms", "confidence"):
             value = getattr(self, name)
             if not 0 < value < 1:
-                raise ConfigError(f"{name}={value!r} must lie above 0 and below 1, such as 0.02")
+                raise ConfigError(f"{name}={value!r} must be above 0 and below 1, such as 0.02")
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
@@ -109,8 +109,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     log.info("calibration: %s", path)
     if options.images == "val":
         log.info(
-            "validation chose the checkpoint too, so its errors are a little too few: "
-            "images=test, or images=all data.root=FOLDER with new ones, is strict"
+            "validation chose the checkpoint too, so the bounds are slightly optimistic: "
+            "images=test, or images=all data.root=FOLDER with new images, is strict"
         )
     return metrics
 
@@ -143,7 +143,7 @@ def open_split(
     kind = resolve_target(cfg.data._target_, "data")
     if not find_task_of(kind).has_verdicts():
         raise ConfigError(
-            f"{cfg.command} is for verdicts on whole images, and a {kind.__name__} has none: use "
+            f"{cfg.command} is for verdicts on whole images, but a {kind.__name__} has none: use "
             "experiment=stripe, segmentation, anomaly, classification or detection"
         )
     options = read_options(PredictOptions, cfg.predict, "predict")
@@ -166,8 +166,8 @@ def open_split(
     root = cfg.data.get("root")
     if split is None and root is not None and is_trained_root(prediction.record, root):
         raise ConfigError(
-            f"images=all of {root} holds the images that trained the model, whose scores say nothing "
-            "of new ones: give data.root=FOLDER of others, or images=test"
+            f"images=all of {root} holds the training images of the model, whose scores say "
+            "nothing about new ones: give data.root=FOLDER of others, or images=test"
         )
     if prediction.run.doubt is not None:
         raise ConfigError(f"{prediction.run.doubt}: train longer, or choose another run")
@@ -223,8 +223,8 @@ class KnownImages:
                 raise ConfigError(doubt)
             if has_defect is None and not kinds[number]:
                 raise ConfigError(
-                    f"nothing says if {show_path(name)} shows a defect: neither a mask, nor a box, nor a "
-                    "folder such as good; see docs/masks.md"
+                    f"it is unknown whether {show_path(name)} shows a defect: it has no mask, no "
+                    "box and no folder such as good; see docs/masks.md"
                 )
             truth.append(kinds[number] != GOOD if has_defect is None else has_defect)
         lots = None
@@ -363,7 +363,7 @@ def _refuse_few(
         return
     kind = "defective images" if name == "miss" else "good images"
     unit = kind if images.lots is None else f"lots with {kind}"
-    cure = "give more, images=all data.root=FOLDER"
+    cure = "give more with images=all data.root=FOLDER"
     if count:
         # Rounded up, so that the bound that is named can be had.
         least = np.ceil(1000 * upper_rate(0, count, options.confidence)) / 1000

@@ -60,7 +60,7 @@ class PodOptions:
         for name in names:
             check_choice("families", name, tuple(FAMILIES))
         if not names or len(set(names)) < len(names):  # the same targets would count twice
-            raise ConfigError(f"families={names}: name each once, or leave it out for all twelve")
+            raise ConfigError(f"families={names}: name each once, or remove it to use all twelve")
         low, high = check_range("size_px", self.size_px, (1.0, 1000.0))
         if not low < high:
             raise ConfigError(f"size_px=[{low:g}, {high:g}]: the largest must exceed the smallest")
@@ -90,7 +90,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     assert isinstance(writer, VerdictWriter)  # of all kinds with maps
     if writer.images.original_sizes is not None:
         raise ConfigError(
-            "pod draws defects at the size of the files: leave data.size_px and data.scale out"
+            "pod draws defects at the size of the files: remove data.size_px and data.scale"
         )
     _check_patches(options, min(prediction.task.datamodule.patch_px))
     bench = _open_bench(prediction, writer, options, int(cfg.seed))
@@ -116,8 +116,8 @@ def _refuse_other_kinds(cfg: DictConfig) -> None:
     task = find_task_of(kind)
     if not (issubclass(task, PixelTask) and task.has_verdicts()):
         raise ConfigError(
-            f"pod draws defects and looks for them in maps, which a {kind.__name__} has none of: use "
-            "experiment=stripe, segmentation or anomaly"
+            f"pod draws defects and searches maps for them, but a {kind.__name__} has no maps: "
+            "use experiment=stripe, segmentation or anomaly"
         )
 
 
@@ -166,8 +166,8 @@ def _open_bench(
     )
     if not len(bench.patches):
         raise ConfigError(
-            f"images={options.images} has no good image to draw defects on: choose another split, or "
-            "images=all data.root=FOLDER of good parts"
+            f"images={options.images} has no good image to draw defects on: choose another "
+            "split, or give images=all data.root=FOLDER of good parts"
         )
     return bench
 
@@ -182,9 +182,9 @@ def warn_of_few_images(images: int, targets: int) -> None:
     needed = count_needed(1 - _FOUND, _CONFIDENCE)
     if images < needed:
         log.warning(
-            "%d good images carry all %d targets of a family, and hits on one image are alike: a90/95 "
-            "holds for these images and may be too small for others, of which it needs at least %d; "
-            "give more good parts, images=all data.root=FOLDER",
+            "only %d good images carry all %d targets of a family, and hits on one image are "
+            "similar: a90/95 holds for these images and may be too small for others; it needs "
+            "at least %d images: give more good parts with images=all data.root=FOLDER",
             images,
             targets,
             needed,
@@ -201,8 +201,8 @@ def warn_of_false_calls(calls: int, images: int) -> None:
     rate = calls / images
     if rate > 1 - _FOUND:
         log.warning(
-            "%d of %d good images are called without a defect, so defects on them count as found: at "
-            "a90 %.0f %% are found for themselves; train longer, or calibrate again",
+            "%d of %d good images are false alarms, so defects on them count as found: at a90 "
+            "only %.0f %% are found on their own; train longer, or calibrate again",
             calls,
             images,
             100 * max(0.0, (_FOUND - rate) / (1 - rate)),
@@ -222,7 +222,7 @@ def judge_families(bench: Bench, options: PodOptions) -> list[Target]:
             first = (names.index(family) * _SIZES + position) * _NUMBERS
             targets += bench.judge(family, size_px, count, first)
         if not any(target.family == family for target in targets):
-            log.warning("%s: none of its defects can be seen on these images", family)
+            log.warning("%s: none of its defects are visible on these images", family)
     return targets
 
 
@@ -291,7 +291,7 @@ def _explain(hits: NDArray[np.bool_], curve: DetectionCurve | None, largest_px: 
         return f"always found, detection at least {at_least:.2f}"
     a90 = None if curve is None else curve.size_at(_FOUND)
     if curve is None or a90 is None:
-        return "no a90: larger ones are not found more often"
+        return "no a90: larger defects are not found more often"
     if a90 > largest_px:
         return f"no a90 up to {largest_px:g} px"
     bound = curve.bound_at(_FOUND, _CONFIDENCE)
@@ -312,7 +312,7 @@ def _write(folder: Path, targets: Sequence[Target], result: dict[str, Any]) -> N
         ["family", "targets", "found", "a50 px", "a90 px", "a90/95 px", ""],
         rows,
         texts=["family", ""],
-        title="size that is found",
+        title="size that the model finds",
         caption=f"false calls: {result['false_calls']} of {result['false_call_chances']}",
     )
 

@@ -271,7 +271,7 @@ class ListedConnection(Connection):
             if info["type"] == "file" and name and not name.endswith("/"):
                 infos[name] = info
         if not infos:
-            raise DataError(f"{self.address}: no such folder, or it holds no file; check data.root")
+            raise DataError(f"{self.address}: no such folder, or it is empty; check data.root")
         sums = await self._read_sums(infos)
         return [
             self._describe(name, info, sums.get(name))
@@ -291,8 +291,8 @@ class ListedConnection(Connection):
         sums = parse_list(await self.read(name), list_address)
         missing = sorted(sums.keys() - infos.keys())
         if missing:
-            faults = [(self.address.name(file), "listed, but not there") for file in missing]
-            headline = f"{len(missing)} files of {list_address} are not there"
+            faults = [(self.address.name(file), "listed, but missing") for file in missing]
+            headline = f"{len(missing)} files of {list_address} are missing"
             raise list_problems(faults).make_error(headline)
         return sums
 
@@ -395,7 +395,8 @@ def _find_class(address: Address) -> Any:  # noqa: ANN401 - fsspec has no types
     except ValueError:
         known = ", ".join(f"{name}://" for name in ("s3", *WEB, "gs", "abfs", "sftp", "memory"))
         raise ConfigError(
-            f"{address.key}={scheme}://...: fsspec knows no such scheme; give one such as {known}"
+            f"{address.key}={scheme}://...: fsspec does not know this scheme; use one such as "
+            f"{known}"
         ) from None
     except ImportError as error:
         package = _PACKAGES.get(scheme)

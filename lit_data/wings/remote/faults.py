@@ -47,8 +47,8 @@ class UnreachableError(DataError):
 def too_large(what: str, most_bytes: int) -> DataError:
     """Return the error for a file that is larger than it may be."""
     return DataError(
-        f"{what}: more than the {most_bytes} bytes that it may have; it changes just now, or has "
-        "to be prepared again"
+        f"{what}: more than the allowed {most_bytes} bytes; it is being changed, or must be "
+        "prepared again"
     )
 
 
@@ -84,19 +84,19 @@ def describe_fault(error: BaseException) -> Fault:
     if status in (404, 410):
         return Fault(
             False,
-            f"not found ({status}); check data.root, or start again if the folder is just changing",
+            f"not found ({status}); check data.root, or start again if the folder is being changed",
         )
     if isinstance(error, BrokenReadError):
         return Fault(True, str(error))
     reason = redact(str(error))[:_SHOWN] or "no reason given"
     if status is not None:
-        return Fault(status in _TRANSIENT_STATUS, f"the server answers {status} ({reason})")
+        return Fault(status in _TRANSIENT_STATUS, f"the server returns {status} ({reason})")
     if any(isinstance(link, ssl.SSLError) for link in chain):
         return Fault(False, f"no trusted connection ({type(error).__name__}: {reason})")
     if isinstance(error, _LASTING):
         return Fault(False, f"cannot be read ({type(error).__name__}: {reason})")
     if isinstance(error, TimeoutError):
-        return Fault(True, "no answer in time")
+        return Fault(True, "no answer before the timeout")
     return Fault(True, f"no connection ({reason})")
 
 

@@ -220,7 +220,7 @@ class Fetcher:
             size_bytes = path.stat().st_size
             if size_bytes != file.size_bytes:
                 raise BrokenReadError(
-                    f"{size_bytes} bytes arrived, the server states {file.size_bytes}"
+                    f"{size_bytes} bytes were received, but the server states {file.size_bytes}"
                 )
             await self._check_sum(file, path, wrong_sums)
             return await asyncio.to_thread(_finish, file, path)
@@ -245,7 +245,9 @@ class Fetcher:
         if read_sum == stated:
             return
         if is_tag and not await self.connection.is_sum(file):
-            log.info("%s: ETags there are no sums; sizes are compared", self.connection.address)
+            log.info(
+                "%s: its ETags are not checksums, so sizes are compared", self.connection.address
+            )
             self._has_other_tags = True
             return
         fault = f"{algorithm.upper()} sum is {read_sum}, the server states {stated}"
@@ -254,8 +256,8 @@ class Fetcher:
             raise BrokenReadError(f"the {fault}")
         raise DataError(
             f"{self.connection.address.name(file.name)}: its {fault}: the file there is damaged "
-            "or the stated sum is out of date; mend it there, or set data.remote.checksums=false, "
-            "which compares sizes only"
+            "or the stated sum is out of date; fix it there, or set "
+            "data.remote.checksums=false, which compares sizes only"
         )
 
     def _publish(self, file: RemoteFile, path: Path, entry: MirroredFile) -> None:

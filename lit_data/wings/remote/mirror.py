@@ -199,8 +199,7 @@ class Mirror:
         """
         if not files:
             raise DataError(
-                f"{self.address}: no file there is wanted; wanted are {self.scope.key}; check "
-                "data.root"
+                f"{self.address}: no file there matches {self.scope.key}; check data.root"
             )
         total_bytes = sum(file.size_bytes for file in files.values())
         todo_bytes = sum(file.size_bytes for file in todo)
@@ -208,15 +207,15 @@ class Mirror:
         if most_bytes is not None and total_bytes > most_bytes:
             raise ConfigError(
                 f"{self.address}: {len(files)} files of {decimal(total_bytes)} ({total_bytes} "
-                f"bytes) are more than data.remote.max_bytes={most_bytes} ({decimal(most_bytes)}); "
+                f"bytes) exceed data.remote.max_bytes={most_bytes} ({decimal(most_bytes)}); "
                 "raise it, or narrow data.patterns"
             )
         # Old versions are replaced one by one, so what they take is not counted.
         free_bytes = shutil.disk_usage(self.shelf).free
         if todo_bytes > free_bytes:
             raise StoreSpaceError(
-                f"{self._shown}: no room for the mirror of {self.address}: it needs "
-                f"{decimal(todo_bytes)}, free are {decimal(free_bytes)}; free some space, or "
+                f"{self._shown}: no space for the mirror of {self.address}: it needs "
+                f"{decimal(todo_bytes)}, and {decimal(free_bytes)} is free; free some space, or "
                 "choose another folder with paths.cache=<folder>"
             )
         log.info(
@@ -232,8 +231,8 @@ class Mirror:
         unversioned = sum(not file.version for file in files.values())
         if unversioned:
             log.warning(
-                "%s: of %d files the server states neither ETag nor time: changes of equal size "
-                "are not noticed",
+                "%s: for %d files the server gives neither ETag nor time, so changes of equal "
+                "size are not noticed",
                 self.address,
                 unversioned,
             )
@@ -290,10 +289,10 @@ def _check_real(folders: Iterable[Path]) -> None:
         if stat.S_ISLNK(status.st_mode):
             what = "a link"
         elif not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            what = "no folder of this user"
+            what = "not a folder of this user"
         else:
             continue
         raise StoreError(
-            f"{show_path(folder)} is {what}, and a mirror lies in folders of its own: remove it, "
-            "or choose another folder with paths.cache=<folder>"
+            f"{show_path(folder)} is {what}, but a mirror needs its own folders: remove it, or "
+            "choose another folder with paths.cache=<folder>"
         )

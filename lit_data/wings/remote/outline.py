@@ -102,7 +102,7 @@ class Outline:
             for file in files:
                 _put_stand_in(folder / file.name, file)
             outline = cls(folder, temp, files, server)
-            log.info("%s: %d files, of which some are read at a time", address, len(files))
+            log.info("%s: %d files, read as they are needed", address, len(files))
             beside = [str(folder / file.name) for file in early]
             with opening_with(folder, outline.open_file), outline.holding(beside):
                 yield outline

@@ -205,7 +205,7 @@ class ServerTransport(Transport):
     def put(self, path: Path, name: str) -> None:
         if self._address.scheme in WEB:
             raise ConfigError(
-                f"{self}: a web server is only read; write to s3://... or a folder, and serve that"
+                f"{self}: web servers are read-only; write to s3://... or a folder, and serve that"
             )
         self.call(lambda connection: connection.put(path, name))
 
@@ -241,7 +241,9 @@ class ServerTransport(Transport):
             LitDataError: Of the coroutine.
         """
         if self._options.offline == "always":
-            raise UnreachableError(f"{self}: data.remote.offline=always, and this is not all here")
+            raise UnreachableError(
+                f"{self}: data.remote.offline=always, but not all of it is on this machine"
+            )
         with self._lock:
             # A forked child has no thread that would answer.
             thread = self._threads.get(os.getpid())

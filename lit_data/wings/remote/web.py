@@ -148,7 +148,7 @@ class WebConnection(Connection):
                 next_level += [f"{folder}{name}/" for name in folders if not name.startswith(".")]
             level = next_level
         raise DataError(
-            f"{self.address}: its index pages have no end (more than {_DEEPEST} levels or "
+            f"{self.address}: its index pages never end (more than {_DEEPEST} levels or "
             f"{_MOST_PAGES} pages)"
         )
 
@@ -157,13 +157,14 @@ class WebConnection(Connection):
         page, kind, final_url = await self.insist(lambda: self._get(url), folder)
         if "html" not in kind:
             raise DataError(
-                f"{self.address.name(folder)}: no index page but {kind or 'something'}; let the "
-                f"server list folders, or put a list of its files there ({SUMS_NAME}, see "
-                "docs/remote.md)"
+                f"{self.address.name(folder)}: not an index page but {kind or 'something else'}; "
+                f"let the server list folders, or store a list of its files there ({SUMS_NAME}, "
+                "see docs/remote.md)"
             )
         if not final_url.endswith("/"):
             raise DataError(
-                f"{self.address.name(folder)}: leads to a page that is no folder; check data.root"
+                f"{self.address.name(folder)}: leads to a page that is not a folder; check "
+                "data.root"
             )
         return read_index(page.decode("utf-8", "replace"), final_url)
 

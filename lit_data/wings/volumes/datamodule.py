@@ -216,14 +216,15 @@ class CTDataModule(BaseDataModule[CTDataset]):
         self.classes = read_classes(classes)
         if augment is not None and not isinstance(augment, VolumeAugment):
             raise ConfigError(
-                f"augment is a {type(augment).__name__}: give a VolumeAugment, which moves labels with their windows"
+                f"augment is a {type(augment).__name__}: give a VolumeAugment, which moves "
+                "labels together with their windows"
             )
         self.augment = augment
         needs_windows = bool(self.classes) or augment is not None
         if needs_windows and (sample == "points" or sdf is not None):
             raise ConfigError(
-                f"classes and augment are for windows alone: set data.sample=windows, not {sample}, "
-                "and data.sdf=null"
+                "classes and augment are only for windows: set data.sample=windows, not "
+                f"{sample}, and data.sdf=null"
             )
         if max_points is not None:
             check_count("max_points", max_points, 1)

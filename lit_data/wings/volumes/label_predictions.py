@@ -107,8 +107,8 @@ class LabelWriter(InputVolumesWriter):
         has_files = not self._volumes.bank.fetches
         if resolution.fit != "resample" or not (has_files or resolution.is_original):
             raise ConfigError(
-                "labels are written on the grid of the input, which is not known of shards with "
-                "data.resolution, nor with data.resolution.fit=pad_crop: leave these out"
+                "labels are written on the grid of the input, which is unknown for shards with "
+                "data.resolution and for data.resolution.fit=pad_crop: remove these"
             )
         dataset = datamodule.dataset("predict")
         assert isinstance(dataset.rows, WindowRows)  # classes are refused of others
@@ -130,7 +130,7 @@ class LabelWriter(InputVolumesWriter):
         count = len(self._classes) + 1
         if outputs.shape[1] != count:
             raise ConfigError(
-                f"the model tells {outputs.shape[1]} classes apart and {count} are needed, for the "
+                f"the model has {outputs.shape[1]} classes, but {count} are needed, for the "
                 f"background and {', '.join(self._classes)}"
             )
         check_probabilities(outputs)
@@ -199,7 +199,7 @@ class LabelWriter(InputVolumesWriter):
         log.info("volumes: %s", path)
         slices = [load_slices(path) for path in self.bring_parts(entries)]
         if slices:
-            title = "volumes with their labels, and with those predicted"
+            title = "volumes with their labels and the predicted ones"
             path = self._folder / "predictions.png"
             draw_labelled(slices, self._classes, path, title, beside="predicted")
         metrics: dict[str, Any] = {"predict/volumes": len(entries)}

@@ -52,8 +52,8 @@ class VolumeTask(Task[CTDataModule]):
     candidates = 8
     _surface_mm = 1.0  # of a model that does not say it
     unexported = (
-        "lit_inspect reads images, and neither NIfTI nor DICOM, and resamples no volumes: predict "
-        "runs on a processor too (trainer=cpu)"
+        "lit_inspect reads images, but neither NIfTI nor DICOM, and does not resample volumes: "
+        "predict also runs on a CPU (trainer=cpu)"
     )
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": UNDIVIDED}
     trained_data = ("classes", "occupied_hu", "resolution", "window")
@@ -192,7 +192,7 @@ def draw_pairs(pairs: list[tuple[VolumeShown, VolumeShown]], path: Path, title: 
         true, reconstructed = pair
         counts = f"{len(true.coords)}, found {len(reconstructed.coords)}"
         line[0].set_ylabel(f"{true.name}\n{counts}", fontsize=8)
-    save_figure(figure, path, f"{title}: occupied voxels", ())
+    save_figure(figure, path, f"{title}: foreground voxels", ())
 
 
 def read_shown(batch: Batch, row: int) -> VolumeShown:

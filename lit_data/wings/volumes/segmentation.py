@@ -99,8 +99,8 @@ class VolumeSegmentationModule(ScoredModule):
         known_classes = tuple(getattr(datamodule, "classes", self.classes) or ())
         if known_classes != self.classes:
             raise ConfigError(
-                f"data.classes={list(known_classes)} and model.classes={list(self.classes)} differ: "
-                "set data.classes alone, which the model takes over"
+                f"data.classes={list(known_classes)} and model.classes={list(self.classes)} "
+                "differ: set only data.classes, which the model copies"
             )
 
     @override
@@ -114,9 +114,9 @@ class VolumeSegmentationModule(ScoredModule):
         needed_shape = (len(images), len(self.classes) + 1, *images.shape[2:])
         if logits.shape != needed_shape:
             raise ConfigError(
-                f"the net gives {list(logits.shape)} and {list(needed_shape)} is needed, for the "
-                f"background and {', '.join(self.classes)}: see model.net.classes, and sides of "
-                "data.windows.size that the net can halve"
+                f"the net gives {list(logits.shape)}, but {list(needed_shape)} is needed, for "
+                f"the background and {', '.join(self.classes)}: see model.net.classes, and sides "
+                "of data.windows.size that the net can halve"
             )
         return logits
 
@@ -137,8 +137,8 @@ class VolumeSegmentationModule(ScoredModule):
         self._volumes = None
         if self.trainer.world_size > 1:
             log.warning(
-                "%d processes test some windows of each volume: surfaces and sizes are not scored; "
-                "test with trainer.devices=1, or predict",
+                "each of %d processes tests some windows of each volume: surfaces and sizes are "
+                "not scored; test with trainer.devices=1, or predict",
                 self.trainer.world_size,
             )
         elif find_spec("edt") is None:

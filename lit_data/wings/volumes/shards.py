@@ -94,9 +94,9 @@ class Described(NamedTuple):
             texts = [described.name, described.path, *described.shard[:2]]
             is_right = all_text(texts) and all(map(is_count, (*numbers, described.shard.nbytes)))
             if not is_right or len(described.shape) != len(_AXES):
-                raise TypeError("its fields are of other kinds")
+                raise TypeError("its fields have other types")
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise StoreCorruptError(f"no note of a volume ({error!s:.80})") from error
+            raise StoreCorruptError(f"not the note of a volume ({error!s:.80})") from error
         return described
 
 
@@ -148,8 +148,8 @@ def publish_volumes(
             volumes.append(result)
     if missing:
         raise DataError(
-            f"{writer.transport}: {len(missing)} of {len(sources)} volumes are not written as these "
-            f"options have it, such as {show_path(missing[0])}: run their parts again, or "
+            f"{writer.transport}: {len(missing)} of {len(sources)} volumes are not written with "
+            f"these options, such as {show_path(missing[0])}: run their parts again, or "
             "prepare.shards without a part, which writes what is missing"
         )
     if sources and (part is None or on_bad == "error"):
@@ -366,9 +366,7 @@ class ShardedVolumes(ShardedBank[SparseVolume], VolumeBank):
         volume = self.cache.open(index)
         # A whole shard may still be another volume than the index says.
         if (volume.shape, len(volume)) != (self.shapes[index], self.counts[index]):
-            raise corrupt(
-                self.cache.fetch(index), "it does not hold what the index of the set says"
-            )
+            raise corrupt(self.cache.fetch(index), "its content differs from the index of the set")
         return volume
 
     def name(self, index: int) -> str:

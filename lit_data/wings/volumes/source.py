@@ -71,15 +71,15 @@ class CTVolumes:
         has_labels = np.array(self.bank.has_labels, np.bool_)
         if not has_labels.any():
             raise ConfigError(
-                f"none of {len(has_labels)} volumes has labels: put them beside NAME as "
-                "NAME_labels, NAME_seg or NAME_mask, or in a folder labelsTr beside imagesTr"
+                f"none of {len(has_labels)} volumes has labels: put them next to NAME as "
+                "NAME_labels, NAME_seg or NAME_mask, or in a folder labelsTr next to imagesTr"
             )
         labelled_numbers = numbers[has_labels[numbers]]
         unlabelled = Problems()
         for number in numbers[~has_labels[numbers]].tolist():
-            unlabelled.add(self.bank.name(number), "no labels beside it")
+            unlabelled.add(self.bank.name(number), "no labels next to it")
         unlabelled.warn_if_any(
-            log, f"{len(unlabelled)} of {len(numbers)} volumes have no labels and are left out"
+            log, f"{len(unlabelled)} of {len(numbers)} volumes have no labels and are skipped"
         )
         return labelled_numbers
 
@@ -129,8 +129,8 @@ def read_range(
     pair = (occupied_hu,) if is_single else tuple(occupied_hu)
     if len(pair) != 2 or not all(value is None or _is_number(value) for value in pair):
         raise ConfigError(
-            f"occupied_hu={occupied_hu!r} is not allowed: [low, high] in HU or null is; "
-            "null for no limit"
+            f"occupied_hu={occupied_hu!r} is not allowed: give [low, high] in HU, each a number "
+            "or null for no limit"
         )
     low, high = pair
     return (window.low_hu if low is None else low), high
@@ -143,7 +143,7 @@ def read_classes(classes: Sequence[str] | None) -> tuple[str, ...]:
         ConfigError: Two are equal, or there are more than masks can number.
     """
     if isinstance(classes, str):
-        raise ConfigError(f"classes={classes!r} is not allowed: a list of names or null is")
+        raise ConfigError(f"classes={classes!r} is not allowed: give a list of names or null")
     names = tuple(map(str, classes or ()))
     if len(set(names)) < len(names) or len(names) >= IGNORED:
         raise ConfigError(f"classes={list(names)}: give up to {IGNORED - 1} names, each once")
@@ -159,7 +159,9 @@ def read_sdf(sdf: float | str | None) -> float | None:
     if sdf is None or sdf == "exact":
         return None
     if not _is_number(sdf) or not 0 < float(sdf) < math.inf:
-        raise ConfigError(f"sdf={sdf!r} is not allowed: the largest distance in mm, exact, or null")
+        raise ConfigError(
+            f"sdf={sdf!r} is not allowed: give the largest distance in mm, exact, or null"
+        )
     return float(sdf)
 
 
@@ -213,8 +215,8 @@ class CTSource(Source):
     def write_into(self, shards: ShardSet) -> dict[str, int]:
         if shards.options.encoding != "decoded":
             raise ConfigError(
-                f"prepare.encoding={shards.options.encoding} is for images: of volumes their occupied voxels "
-                "are stored, which are not in the files; leave it out"
+                f"prepare.encoding={shards.options.encoding} is for images: of volumes only the "
+                "foreground voxels are stored, so the files cannot be kept; remove it"
             )
         sources = find_volumes(self.folder)
         # The root may be one file.
@@ -281,8 +283,8 @@ class CTSource(Source):
         unlabelled = [source.name for source in sources if source.labels is None]
         if self.class_count and self.shards is None:
             cure = (
-                "put them beside NAME as NAME_labels, NAME_seg or NAME_mask, or in a folder "
-                "labelsTr beside imagesTr"
+                "put them next to NAME as NAME_labels, NAME_seg or NAME_mask, or in a folder "
+                "labelsTr next to imagesTr"
             )
             self.leftovers.add("volumes have no labels", unlabelled, cure)
 
@@ -355,7 +357,7 @@ class CTSource(Source):
                 and np.array_equal(stored.slices, fresh.slices)
             )
             if not is_equal:
-                damages.append(f"{show_path(source.path)}: its index is not what the file gives")
+                damages.append(f"{show_path(source.path)}: its index differs from the file")
         return damages + volumes.bank.find_damages()
 
     def _count(self, source: VolumeSource) -> int | str:
@@ -377,13 +379,16 @@ class CTSource(Source):
             problems.add(bank.name(number), self._describe_too_few(int(bank.counts[number])))
         headline = f"{len(too_few)} of {len(bank)} volumes have too few points"
         if self.too_few == "error":
-            cure = "choose data.window by their values, lower data.min_points, or set data.too_few=skip"
+            cure = (
+                "choose data.window to match their values, lower data.min_points, or set "
+                "data.too_few=skip"
+            )
             problems.raise_if_any(headline, cure)
-        problems.warn_if_any(log, f"{headline}; they are left out")
+        problems.warn_if_any(log, f"{headline}; they are skipped")
         return set(too_few)
 
     def _describe_too_few(self, count: int) -> str:
-        return f"{count} occupied voxels, fewer than data.min_points={self.min_points}"
+        return f"{count} foreground voxels, fewer than data.min_points={self.min_points}"
 
 
 def _find_good(sources: Sequence[VolumeSource], bank: VolumeBank) -> list[int]:

@@ -173,7 +173,7 @@ class WatermarkFiles(MaskedImageFolder):
     def __post_init__(self) -> None:
         if self.masks and not self.root:
             raise ConfigError(
-                "the drawn backgrounds have no masks: set data.root, or leave data.masks out"
+                "the synthetic backgrounds have no masks: set data.root, or remove data.masks"
             )
         super().__post_init__()
 
@@ -315,12 +315,12 @@ class WatermarkDataModule(ImageDataModule):
         unknown = set(self.mask_splits) - set(SPLITS)
         if unknown:
             raise ConfigError(
-                f"mask_splits={list(self.mask_splits)} names no split: choose from "
+                f"mask_splits={list(self.mask_splits)} does not name a split: choose from "
                 f"{', '.join(SPLITS)}"
             )
         # A crop would bring samples of all epochs to one size.
         if self.progressive and "train" in self.augment and self.augment["train"].crop_px:
             raise ConfigError(
-                "progressive sets the size of training patches: leave crop_px out of the "
+                "progressive sets the size of training patches: remove crop_px from the "
                 "augmentation"
             )

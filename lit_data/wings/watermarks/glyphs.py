@@ -60,7 +60,7 @@ def find_fonts(fonts: str | Sequence[str] | None, texts: Iterable[str]) -> tuple
         for name in [fonts] if isinstance(fonts, str) else fonts:
             paths += _expand(name)
     if not paths:
-        raise ConfigError("fonts=[] names no font: use null for the one that comes with Pillow")
+        raise ConfigError("fonts=[] is empty: use null for the font of Pillow")
     for path in paths:
         missing = _find_missing(path, characters)
         if missing:

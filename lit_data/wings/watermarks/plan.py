@@ -259,7 +259,8 @@ class WatermarkSpec(Synthesis):
         is_list = isinstance(self.texts, tuple) and len(self.texts) > 0
         if not is_list or not all(map(_is_line, self.texts)):
             raise ConfigError(
-                f"texts={self.texts!r} must be a list of lines that are not empty; null draws some"
+                f"texts={self.texts!r} must be a list of lines that are not empty; null draws "
+                "random ones"
             )
 
 

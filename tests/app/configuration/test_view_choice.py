@@ -40,7 +40,7 @@ def test_strips_train_in_patches(
     assert plain.data.size_px == VIEW_PX
     said = capsys.readouterr().err
     assert "images of 64 x 1024 px become 256 x 256 px" in said
-    assert f"data.size_px={VIEW_PX} takes whole images" in said
+    assert f"data.size_px={VIEW_PX} uses whole images" in said
 
 
 @pytest.mark.parametrize(

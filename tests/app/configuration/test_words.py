@@ -38,8 +38,8 @@ def test_a_path_may_stand_without_quotation_marks(path: str) -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("data.root=中,b", "is quoted: 'data.root=\"中,b\"'"),
-        ("data.classes=[Öl]", "is quoted: 'data.classes=\"\\[Öl\\]\"'"),
+        ("data.root=中,b", "\\( \\[: 'data.root=\"中,b\"'"),
+        ("data.classes=[Öl]", "\\( \\[: 'data.classes=\"\\[Öl\\]\"'"),
         ("segmentation", "Did you mean 'experiment=segmentation'"),
         ("segmentaton", "Did you mean 'experiment=segmentation'"),
         (str(Path(__file__).parent), "Did you mean 'data.root=/"),

@@ -162,8 +162,8 @@ def test_series_of_a_log_keep_steps_epochs_and_gaps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tail", "note"),
     [
-        (",,,2,,4", "1 line is damaged or cut off, and left out"),
-        ("x,,,2,,41,,,,,\n,,,2,,4\0", "2 lines are damaged or cut off, and left out"),
+        (",,,2,,4", "1 line is damaged or truncated, and skipped"),
+        ("x,,,2,,41,,,,,\n,,,2,,4\0", "2 lines are damaged or truncated, and skipped"),
     ],
 )
 def test_cut_lines_are_left_out_and_said(tmp_path: Path, tail: str, note: str) -> None:

@@ -88,11 +88,11 @@ def test_the_confusion_of_the_test_is_shown_and_a_damaged_one_left_out(tmp_path:
         return tabulate_confusion(read_run(folder))
 
     table = tabulate(classes=classes, val=[[9, 9], [9, 9]], test=[[5, 1], [2, 3]])
-    assert table.title == "Confusion of images, test"
+    assert table.title == "Confusion matrix of images, test"
     assert table.columns == ["truth", "predicted good", "predicted bad"]
     assert table.rows == [["good", "5", "1"], ["bad", "2", "3"]]
     table = tabulate(classes=classes, val=[[9, 9], [9, 9]])
-    assert table.title == "Confusion of images, val"
+    assert table.title == "Confusion matrix of images, val"
     assert table.note == ""
     drawn = tabulate(classes=classes, val=[[9, 9], [9, 9]], synthetic=["val"])
     assert drawn.note.startswith("each as it is and with synthetic defects drawn into it")
@@ -102,7 +102,7 @@ def test_the_confusion_of_the_test_is_shown_and_a_damaged_one_left_out(tmp_path:
     (scored / "confusion.json").write_text('{"synthetic": ["val"]}')
     run = read_run(scored)
     assert results.tabulate_thresholds(run).note.startswith("chosen on synthetic defects")
-    assert "whole images of val are scored by synthetic" in results.tabulate_scores(run).note
+    assert "whole images of val are scored with synthetic" in results.tabulate_scores(run).note
     assert tabulate(classes=classes, test=[[1, 2]], synthetic=3).rows == []
     assert tabulate(classes=classes, test=[[1, 2], [3]]).rows == []
     assert tabulate(classes="good", test=3).rows == []

@@ -87,7 +87,7 @@ def test_a_folder_behind_a_link_is_not_read(tmp_path: Path) -> None:
     folder, outside = make_run(tmp_path / "run"), tmp_path / "outside"
     (folder / ".hydra").rename(outside)
     (folder / ".hydra").symlink_to(outside)
-    with pytest.raises(OSError, match="it lies behind a link"):
+    with pytest.raises(OSError, match="it is behind a link"):
         open_inside(folder, folder / ".hydra/config.yaml")
     (tmp_path / "latest").symlink_to(folder)  # the folder itself may be one
     with open_inside(tmp_path / "latest", tmp_path / "latest/fit.log") as file:

@@ -67,7 +67,7 @@ def test_a_job_takes_as_many_as_its_trainer(
 @pytest.mark.parametrize("devices", [[0], "0,1", [1, 3]])
 def test_a_trainer_that_names_gpus_is_refused(devices: object) -> None:
     cfg = OmegaConf.create({"command": "fit", "trainer": {"devices": devices}})
-    with pytest.raises(ConfigError, match="names GPUs, and jobs side by side get theirs"):
+    with pytest.raises(ConfigError, match="names GPUs, but the sweep assigns GPUs"):
         count_gpus(cfg, "01")
 
 
@@ -138,7 +138,7 @@ def test_jobs_side_by_side_see_different_gpus(site: Callable[[str], None], tmp_p
     ("isolate", "devices", "message"),
     [
         ("none", 1, r"sweep\.isolate=none keeps jobs in processes that stay on"),
-        ("process", [0], r"trainer\.devices=\[0\] names GPUs, and jobs side by side get theirs"),
+        ("process", [0], r"trainer\.devices=\[0\] names GPUs, but the sweep assigns GPUs"),
     ],
 )
 def test_what_would_share_gpus_is_refused_where_there_are_some(

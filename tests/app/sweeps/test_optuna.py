@@ -52,7 +52,7 @@ def test_a_search_learns_from_the_metric_and_outlives_failed_jobs(
     best = re.search(r"Best value: (\S+)", out)
     assert best is not None
     assert float(best[1]) == pytest.approx(best_value)
-    assert err.endswith("1 of 4 jobs did not end well; job 1: failed: a.png is empty\n")
+    assert err.endswith("1 of 4 jobs did not finish; job 1: failed: a.png is empty\n")
     summary = json.loads(Path("out/sweep.json").read_text())
     assert summary["best_value"] == pytest.approx(best_value)
     assert (summary["jobs_done"], summary["jobs_failed"]) == (3, 1)

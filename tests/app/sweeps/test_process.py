@@ -45,7 +45,7 @@ class _Ended:
     poll = wait
 
 
-BY_KERNEL = "while the kernel ended processes for want of memory"
+BY_KERNEL = "while the kernel ended processes because memory ran out"
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ BY_KERNEL = "while the kernel ended processes for want of memory"
         (-signal.SIGKILL, True, "killed", f"ended by SIGKILL, {BY_KERNEL}"),
         (-signal.SIGSEGV, False, "killed", "ended by SIGSEGV"),
         (128 + signal.SIGTERM, False, "killed", "ended by SIGTERM"),
-        (5, False, "out of memory", "its messages say why"),
-        (9, False, "failed", "its messages say why"),
+        (5, False, "out of memory", "see its messages"),
+        (9, False, "failed", "see its messages"),
         (0, True, "done", ""),
     ],
 )

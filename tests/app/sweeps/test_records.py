@@ -41,7 +41,7 @@ def test_a_job_that_seems_to_run_behind_its_sweep_was_lost() -> None:
     assert (lost.status, lost.exit_code, lost.reason) == (
         "interrupted",
         6,
-        "it ended without a word",
+        "it ended without a message",
     )
 
 

@@ -92,7 +92,7 @@ def test_a_second_start_runs_the_killed_job_and_the_one_without_memory(
         ["2", "fate=oom", "out of memory", "", "", "5", "one sample does not fit"],
     ]
     assert out.endswith(f"{Path.cwd()}/out/sweep.json\n")
-    assert err.endswith("lit_data: 2 of 3 jobs did not end well; job 1: killed: ended by SIGKILL\n")
+    assert err.endswith("lit_data: 2 of 3 jobs did not finish; job 1: killed: ended by SIGKILL\n")
     summary = read_json("out/sweep.json")
     assert [summary[f"jobs_{name}"] for name in ("done", "killed", "out_of_memory")] == [1, 1, 1]
 
@@ -171,7 +171,7 @@ def test_jobs_in_one_process_fail_alone_and_hold_no_memory(
     assert sweep("seed=1,2,3,4") == 3
     assert len(alive) == 4
     err = capfd.readouterr().err
-    assert err.endswith("lit_data: 3 of 4 jobs did not end well; job 0: failed: a.png is empty\n")
+    assert err.endswith("lit_data: 3 of 4 jobs did not finish; job 0: failed: a.png is empty\n")
     assert err.count("Traceback") == 2
     rows = [(row["status"], row["exit_code"], row["reason"]) for row in read_rows()]
     assert rows == [
@@ -213,7 +213,10 @@ def test_a_sweep_grows_by_further_jobs_and_names_its_best(
         ("seed=1 sweep.resume=out", r"\(job 1 was show seed=2, now it is no job"),
         ("seed=2,1 sweep.resume=out", r"\(job 0 was show seed=1, now it is show seed=2"),
         ("sweep.resume=out", r"\(job 0 was show seed=1, now it is show\)"),
-        ("seed=1,2 hydra.sweep.dir=out", "/out holds a sweep already: go on with sweep.resume="),
+        (
+            "seed=1,2 hydra.sweep.dir=out",
+            "/out already holds a sweep: resume it with sweep.resume=",
+        ),
     ],
 )
 def test_another_sweep_is_left_alone(
@@ -234,7 +237,7 @@ def test_another_sweep_is_left_alone(
     [
         ("-m seed=1,2 sweep.resume=latest", 3, "resume=latest: no sweep of show stripe below "),
         ("-m seed=1,2 sweep.resume=gone", 3, "gone is not the folder of a sweep: no job.json is"),
-        ("sweep.resume=latest", 2, "sweep.resume goes on with a sweep: add -m."),
+        ("sweep.resume=latest", 2, "sweep.resume resumes a sweep: add -m."),
         ("-m trainer.max_epochs=interval(1,2)", 2, "is a range without steps, which needs a swee"),
     ],
 )

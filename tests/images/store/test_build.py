@@ -196,7 +196,7 @@ def test_skip_lists_bad_images(images: Path, caplog: pytest.LogCaptureFixture) -
     assert (store.path / "pixels.npy").stat().st_size == 128 + 4 * 60
     caplog.clear()
     assert build(images, on_bad="skip").skipped == store.skipped
-    assert "2 of 6 images are bad and left out" in caplog.text
+    assert "2 of 6 images are bad and skipped" in caplog.text
 
 
 def test_skip_with_nothing_left_is_an_error(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +300,7 @@ def test_a_change_rebuilds_and_says_why(
     elif name:
         (images / name).unlink()
     stale = message.replace("$", "; allow rebuilding, run .*prepare")
-    with pytest.raises(StoreStaleError, match=f"any more: {stale}"):
+    with pytest.raises(StoreStaleError, match=f"out of date: {stale}"):
         build(images, rebuild=False, decoder=decoder)
     assert list_cache(images) == {old.key}
     assert caplog.messages == []
@@ -384,9 +384,9 @@ def test_too_little_free_space(images: Path, monkeypatch: pytest.MonkeyPatch) ->
     save(images / "2.npy", 9)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**9, 10**9, 3000))
     message = (
-        r"\(checked before writing\): it needs 1.0 MB, free are 3.0 kB; .*paths.cache=<folder>"
+        r"\(checked before writing\): it needs 1.0 MB, and 3.0 kB is free; .*paths.cache=<folder>"
     )
-    with pytest.raises(StoreSpaceError, match=f"cache: no room .*{message}"):
+    with pytest.raises(StoreSpaceError, match=f"cache: no space .*{message}"):
         build(images)
     assert list_cache(images) == {old.key}
     assert old.verify() == [line for line in old.verify() if "2.npy" in line]
@@ -398,7 +398,7 @@ def test_too_little_free_space(images: Path, monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_full_disk(images: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
     monkeypatch.setattr(os, call, refuse_with(number))
-    message = rf"no room for the decoded store \({os.strerror(number)}\): it needs"
+    message = rf"no space for the decoded store \({os.strerror(number)}\): it needs"
     with pytest.raises(StoreSpaceError, match=message):
         build(images)
     assert list_cache(images) == set()

@@ -69,8 +69,8 @@ def change_array(folder: Path, name: str, change: Callable[[Array], object]) -> 
     change_meta(folder, lambda fields: fields["arrays"][name].update(crc32=crc32))
 
 
-SHARED = "the images do not share out the source files"
-UNFILLED = "the source paths do not fill their place"
+SHARED = "the images do not use each source file once"
+UNFILLED = "the source paths have another size than stated"
 
 
 @pytest.mark.parametrize(
@@ -124,16 +124,16 @@ def test_rules_of_the_facts(folder: Path, change: dict[str, object], message: st
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"descr": "|O"}, "no array of"),
-        ({"descr": "<u99"}, "no array of"),
-        ({"descr": [["a", "|O8"]]}, "no array of"),
-        ({"descr": []}, "no array of"),
-        ({"shape": [2**63]}, "no array of"),
-        ({"shape": [-1]}, "no array of"),
-        ({"shape": [True]}, "no array of"),
-        ({"shape": [2**40, 2**40]}, "no array of"),
+        ({"descr": "|O"}, "not an array of"),
+        ({"descr": "<u99"}, "not an array of"),
+        ({"descr": [["a", "|O8"]]}, "not an array of"),
+        ({"descr": []}, "not an array of"),
+        ({"shape": [2**63]}, "not an array of"),
+        ({"shape": [-1]}, "not an array of"),
+        ({"shape": [True]}, "not an array of"),
+        ({"shape": [2**40, 2**40]}, "not an array of"),
         ({"shape": 5}, "not iterable"),
-        ({"crc32": -1}, "no array of"),
+        ({"crc32": -1}, "not an array of"),
         ({"extra": 1}, "unexpected keyword argument 'extra'"),
     ],
 )
@@ -160,7 +160,7 @@ NO_TEXT = "not a text that was written"
     [
         (b"", NO_TEXT),
         (b"[]", NO_TEXT),
-        (b'{"key": 1, "key": 2}', "a key stands there twice"),
+        (b'{"key": 1, "key": 2}', "a key appears twice"),
         (b"[" * 100_000, NO_TEXT),
         (b"9" * 5000, NO_TEXT),
         (b'"\xff"', NO_TEXT),

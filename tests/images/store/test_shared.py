@@ -41,7 +41,7 @@ def test_a_number_that_now_belongs_to_other_memory_is_refused() -> None:
     handle = memory.handle
     other = SharedMemory(100)
     os.dup2(other.handle.fd, handle.fd)
-    with pytest.raises(WorkerDiedError, match=r"\(it was given back\)"):
+    with pytest.raises(WorkerDiedError, match=r"\(it was released\)"):
         attach(handle, writable=False)
 
 

@@ -135,7 +135,7 @@ def test_missing_and_irregular_files_are_refused(make_store: MakeStore, name: st
 def test_no_store_and_no_permission(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(StoreError, match=r"no store of images at .*nowhere; run .*lit_data"):
+    with pytest.raises(StoreError, match=r"no store of images at .*nowhere; run .*lit-data"):
         DecodedStore.open(tmp_path / "nowhere")
     path = make_store(make_images(EQUAL)).path
 

@@ -127,7 +127,7 @@ def test_a_checkpoint_holds_all_and_nothing_but_data(tmp_path: Path) -> None:
 def test_defects_do_not_train(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.train_on=good"):
         AnomalyModule().training_step(_draw(2, defects=True)[1], 0)
-    with pytest.raises(ConfigError, match="has seen no good images yet"):
+    with pytest.raises(ConfigError, match="is not trained yet"):
         make_trainer(tmp_path).test(AnomalyModule(), _load(_draw(2)), verbose=False)
 
 
@@ -301,7 +301,7 @@ def test_an_epoch_that_is_validated_twice_is_learned_whole(tmp_path: Path) -> No
 
 def test_weights_of_another_dtype_are_refused(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, precision="bf16-true")
-    with pytest.raises(ConfigError, match="bf16-true: AnomalyModule needs weights of float32"):
+    with pytest.raises(ConfigError, match="bf16-true: AnomalyModule needs float32 weights"):
         trainer.fit(AnomalyModule(), _load(_draw(8)), _load(_draw(4)))
 
 

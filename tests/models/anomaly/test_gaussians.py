@@ -95,7 +95,9 @@ def test_the_sample_is_that_of_one_batch(parts: int) -> None:
 def test_what_does_not_fit_is_said() -> None:
     with pytest.raises(ConfigError, match="images"):
         PlaceGaussians(images=0)
-    with pytest.raises(ConfigError, match="1 good image trains, and 2 are the least"):
+    with pytest.raises(
+        ConfigError, match="only 1 good training image, and a Gaussian needs at least 2"
+    ):
         _fit(_draw(1))
     normality = _fit(_draw(5))
     maps = _draw(1)

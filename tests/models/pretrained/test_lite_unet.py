@@ -61,7 +61,7 @@ def test_it_learns_to_mark_what_is_bright() -> None:
         ({"size": "lite9"}, "size='lite9' is unknown"),
         ({"strides_px": [2, 8]}, r"strides_px=\[2, 8\]: leave none out"),
         ({"weights": "imagnet"}, "weights='imagnet' is unknown: choose imagenet, null"),
-        ({"encoder_rate": 2}, "encoder_rate=2 must lie between 0 and 1"),
+        ({"encoder_rate": 2}, "encoder_rate=2 must be between 0 and 1"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

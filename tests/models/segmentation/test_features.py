@@ -112,10 +112,10 @@ def test_a_checkpoint_holds_all_that_was_found(
 def test_a_mask_over_everything_leaves_nothing_to_go_by(tmp_path: Path) -> None:
     batch = _draw(0)
     marked: dict[str, Tensor] = {**batch, "mask": torch.ones_like(batch["mask"])}
-    with pytest.raises(ConfigError, match="masks mark every place"):
+    with pytest.raises(ConfigError, match="masks mark every pixel"):
         make_trainer(tmp_path).fit(_make(), load_batches(marked), load_batches(batch))
 
 
 def test_a_net_that_has_to_be_trained_is_refused() -> None:
-    with pytest.raises(ConfigError, match="and FeatureDifferenceModule takes a LiteDifference"):
+    with pytest.raises(ConfigError, match="and FeatureDifferenceModule needs a LiteDifference"):
         FeatureDifferenceModule(CompareNet())

@@ -108,7 +108,7 @@ def test_scores_that_do_not_apply_are_left_out(tmp_path: Path) -> None:
     assert set(trainer.callback_metrics) == {"train/loss", *(f"val/{name}" for name in named)}
     with pytest.raises(ConfigError, match="loss='median' is unknown: choose one of rare, mean"):
         SegmentationModule(CompareNet(), loss="median")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"image_score_fraction=1.5 must lie between 0 and 1"):
+    with pytest.raises(ConfigError, match=r"image_score_fraction=1.5 must be between 0 and 1"):
         SegmentationModule(CompareNet(), image_score_fraction=1.5)
     images = torch.tensor([0.9, 0.2, 0.4]).view(1, 3, 1, 1)
     assert float(plain_difference(images)) == pytest.approx(0.6)  # the baseline
@@ -196,7 +196,7 @@ def test_thresholds_lie_above_a_fraction_of_the_good_images(
 def test_a_quantile_that_chooses_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="set anomaly_metrics=true"):
         SegmentationModule(CompareNet(), quantile=1.0)
-    with pytest.raises(ConfigError, match="quantile=0 is a share"):
+    with pytest.raises(ConfigError, match="quantile=0 must be a fraction"):
         SegmentationModule(CompareNet(), quantile=0, anomaly_metrics=True)
     with pytest.raises(ConfigError, match="margin=-1: give a finite number"):
         SegmentationModule(CompareNet(), margin=-1)
@@ -254,8 +254,8 @@ def test_a_net_or_datamodule_with_other_classes_is_refused(tmp_path: Path) -> No
     )
     for model, data, match in (
         (three, loader, r"4 logits .*background and a, b, c: set model.net.classes=4"),
-        (SegmentationModule(_Painter()), loader, "1 logits for each pixel are wanted"),
-        (one, Data(), r"tells \['x'\] apart and the model none: set model.classes"),
+        (SegmentationModule(_Painter()), loader, "1 logits for each pixel are needed"),
+        (one, Data(), r"has the classes \['x'\] and the model none: set model.classes"),
     ):
         with pytest.raises(ConfigError, match=match):
             make_trainer(tmp_path).test(model, data, verbose=False)

@@ -206,7 +206,7 @@ def test_answers_of_another_kind_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=match):
         _predict(data, tmp_path, Oracle(says))
-    with pytest.raises(ConfigError, match="tile_px=64 means nothing for images with boxes"):
+    with pytest.raises(ConfigError, match="tile_px=64 has no effect on images with boxes"):
         _predict(data, tmp_path, tile_px=64)
 
 

@@ -173,7 +173,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_computed(
     with pytest.raises(ConfigError, match="to=openvino needs openvino: pip install openvino"):
         main(["no run", "to=openvino"])
     for form in ("openvino", "torchscript"):
-        with pytest.raises(ConfigError, match=rf"to=inspect and to=onnx, and not for to={form}"):
+        with pytest.raises(ConfigError, match=rf"to=inspect and to=onnx, not for to={form}"):
             main(["no run", f"to={form}", "int8=true"])
     with pytest.raises(ConfigError, match="to='tflite' is unknown: choose one of inspect, onnx"):
         main(["no run", "to=tflite"])
@@ -182,7 +182,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_computed(
     ):
         main(["no run", "a.inspect", "to=torchscript"])
     with pytest.raises(
-        ConfigError, match="runtime must be true or false, and true is for to=inspect"
+        ConfigError, match="runtime must be true or false, and true needs to=inspect"
     ):
         main(["no run", "to=onnx", "runtime=true"])
 

@@ -142,7 +142,8 @@ def test_a_sheet_has_tiles_of_the_size_of_a_sample_or_as_many_as_it_is_told(
     halves = _data(cache, root=str(tmp_path), views="sheet", tiles=2, image_px=24)
     assert torch.equal(first(halves, "predict", 2)["image"][1], whole[0, :, :24, 24:])
     with pytest.raises(
-        DataError, match=r"(?s)0\.png: 2 x 1.5 views of 24 x 32 px.*as many views across as down"
+        DataError,
+        match=r"(?s)0\.png: 2 x 1.5 views of 24 x 32 px.*equal numbers of rows and columns",
     ):
         _data(cache, root=str(tmp_path), views="sheet", image_px=(24, 32))
     _write(tmp_path / "3.png", (32, 32, 3))
@@ -193,7 +194,7 @@ def test_bad_files_are_listed_or_left_out_with_their_object(
     assert data.table.objects == ("A", "C")
     assert (data.describe()["skipped"], data.describe()["train_samples"]) == (1, 8)
     data.check_sources()
-    assert "1 of 12 images are bad and left out" in caplog.text
+    assert "1 of 12 images are bad and skipped" in caplog.text
     bad.write_bytes((tmp_path / "A" / "2.png").read_bytes())
     lru = _data(cache, cache="lru", **options)
     assert torch.equal(first(lru, "predict", 4)["image"], first(data, "predict", 4)["image"])

@@ -110,7 +110,7 @@ def test_what_means_nothing_is_refused(
     option: dict[str, Any], data: GANDataModule, tmp_path: Path
 ) -> None:
     name = next(iter(option))
-    with pytest.raises(ConfigError, match=rf"predict.{name}=.* means nothing for generated images"):
+    with pytest.raises(ConfigError, match=rf"predict.{name}=.* has no effect on generated images"):
         _generate(data, _build(), tmp_path, **option)
 
 

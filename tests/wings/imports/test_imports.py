@@ -225,7 +225,7 @@ def test_pickled_values_of_litdata_are_refused(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "index.json").write_text(json.dumps(index))
     (tmp_path / "set" / "chunk-0-0.bin").write_bytes(b"")
-    with pytest.raises(DataError, match="pickle are not read, as they may run code"):
+    with pytest.raises(DataError, match="pickle are not read, because they may run code"):
         _open(InspectionDataModule, tmp_path / "set", tmp_path / "cache")
 
 

@@ -196,7 +196,7 @@ def test_links_are_refused_and_nothing_behind_them_is_touched(
     (outside / "thesis.png").write_bytes(b"mine")
     before = _files(outside)
     linked.symlink_to(outside)
-    with pytest.raises(StoreError, match=r"is a link, and a mirror lies in folders of its own"):
+    with pytest.raises(StoreError, match=r"is a link, but a mirror needs its own folders"):
         fetch()
     assert _files(outside) == before
 
@@ -204,11 +204,11 @@ def test_links_are_refused_and_nothing_behind_them_is_touched(
 def test_too_much_is_refused_before_anything_is_read(
     reads: list[str], fetch: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    message = r"3 files of 10 bytes .* more than data\.remote\.max_bytes=9 .*data\.patterns"
+    message = r"3 files of 10 bytes .* exceed data\.remote\.max_bytes=9 .*data\.patterns"
     with pytest.raises(ConfigError, match=message):
         fetch(max_bytes=9)
     monkeypatch.setattr(mirror.shutil, "disk_usage", lambda _: SimpleNamespace(free=9))
-    message = r"it needs 10 bytes, free are 9 bytes; .*paths\.cache"
+    message = r"it needs 10 bytes, and 9 bytes is free; .*paths\.cache"
     with pytest.raises(StoreSpaceError, match=message):
         fetch()
     assert reads == []
@@ -216,7 +216,7 @@ def test_too_much_is_refused_before_anything_is_read(
 
 
 def test_empty_folders_are_named(fetch: Open, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"memory://set: no file there is wanted; .*\*\.bmp"):
+    with pytest.raises(DataError, match=r"memory://set: no file there matches .*\*\.bmp"):
         fetch(scope=Scope(("*.bmp",)))
     with pytest.raises(DataError, match="memory://nothing: no such folder"):
         Root("memory://nothing", tmp_path, QUICK).refresh()
@@ -294,7 +294,9 @@ def test_a_disk_that_cannot_be_written_is_named(
 
 def test_a_mirror_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    message = r"file is no folder of this user, and a mirror lies in folders .*paths\.cache"
+    message = (
+        r"file is not a folder of this user, but a mirror needs its own folders .*paths\.cache"
+    )
     with pytest.raises(StoreError, match=message):
         Root("memory://set", tmp_path / "file", QUICK).refresh()
 

@@ -54,7 +54,7 @@ def test_scopes_that_want_the_same_have_one_key() -> None:
         ("a//b", "part without a name"),
         ("a/./b", "part without a name"),
         ("a\0b", "zero byte"),
-        ("\ud800", "no valid text"),
+        ("\ud800", "not valid text"),
         ("x" * 256, "longer than a local file system allows"),
         ("x/" * 2000 + "y", "longer than a local file system allows"),
     ],
@@ -89,7 +89,7 @@ def test_lists_of_files() -> None:
     ("content", "match"),
     [
         (b"<!DOCTYPE html>", "line 1: is HTML"),
-        (b"\xff\xfe", "no text in UTF-8"),
+        (b"\xff\xfe", "not UTF-8 text"),
         (b"# nothing\n", "names no file"),
         (f"{'a' * 64}  x\n{'b' * 64}  x\n".encode(), "line 2: x is there twice"),
     ],

@@ -71,9 +71,9 @@ def test_faults_that_pass_are_passed(web: WebServer, fetch: Fetch, faults: list[
 @pytest.mark.parametrize(
     ("fault", "match"),
     [
-        (503, r"the server answers 503 \(.*\), 4 times; try again later, or raise data\.remote"),
+        (503, r"the server returns 503 \(.*\), 4 times; try again later, or raise data\.remote"),
         ("cut", r"no connection \(.*\), 4 times"),
-        ("hang", r"no answer in time, 4 times"),
+        ("hang", r"no answer before the timeout, 4 times"),
     ],
 )
 def test_faults_that_stay_end(web: WebServer, fetch: Fetch, fault: int | str, match: str) -> None:
@@ -134,12 +134,12 @@ def test_a_page_for_everything_is_no_list(web: WebServer, fetch: Fetch) -> None:
 
 def test_folders_without_an_index_say_what_to_do(web: WebServer, fetch: Fetch) -> None:
     web.files["plain/"] = b"hello"
-    message = r"plain/: no index page but application/octet-stream; .*SHA256SUMS"
+    message = r"plain/: not an index page but application/octet-stream; .*SHA256SUMS"
     with pytest.raises(DataError, match=message):
         fetch("plain")
     for depth in range(40):
         web.pages["loop/" + "x/" * depth] = b"<html><a href='x/'>x</a></html>"
-    with pytest.raises(DataError, match="index pages have no end"):
+    with pytest.raises(DataError, match="index pages never end"):
         fetch("loop")
     web.indexed = False
     with pytest.raises(DataError, match=r"/set/?: not found \(404\)"):

@@ -266,7 +266,7 @@ def test_volumes_with_too_few_points_are_refused_or_left_out(
         _data(str(tmp_path), **given)
     data = _data(str(tmp_path), too_few="skip", **given)
     assert "volumes have too few points; they are left out" in caplog.text
-    assert "v4.npy: 3 occupied voxels, fewer than data.min_points=4" in caplog.text
+    assert "v4.npy: 3 foreground voxels, fewer than data.min_points=4" in caplog.text
     assert data.describe()["too_few"] == 2
     assert _names(_first(data, "predict", 4)) == ["v0", "v2", "v3", "v5"]
     with pytest.raises(DataError, match=r"v4\.npy: 3 occupied(.|\n)*2 of 6 volumes are bad"):
@@ -298,7 +298,7 @@ def test_an_index_that_is_not_what_the_files_give_is_found(tmp_path: Path) -> No
     volume = np.load(tmp_path / "set" / "v3.npy")
     np.save(tmp_path / "set" / "v3.npy", np.where(volume > 150, volume + 1, volume))
     assert [line.rsplit("/", 1)[1] for line in data.verify_sources()] == [
-        "v3.npy: its index is not what the file gives"
+        "v3.npy: its index differs from the file"
     ]
 
 
@@ -317,11 +317,11 @@ def test_the_resolution_is_that_of_the_samples(cache: str) -> None:
     [
         ({"sample": "voxels"}, "sample='voxels' is unknown: choose one of points, windows"),
         ({"window": "skin"}, "window='skin'"),
-        ({"occupied_hu": [1]}, r"occupied_hu=\[1\] is not allowed: \[low, high\]"),
+        ({"occupied_hu": [1]}, r"occupied_hu=\[1\] is not allowed: give \[low, high\]"),
         ({"max_points": 0}, "max_points=0 is not usable: choose a whole number of at least 1"),
         ({"min_points": -1}, "min_points=-1 is not usable: choose a whole number of at least 0"),
         ({"too_few": "drop"}, "too_few='drop' is unknown: choose one of error, skip"),
-        ({"sdf": -1}, "sdf=-1 is not allowed: the largest distance in mm, exact, or null"),
+        ({"sdf": -1}, "sdf=-1 is not allowed: give the largest distance in mm, exact, or null"),
         ({"processes": 0}, "processes=0 is not usable: choose a whole number of at least 1"),
         ({"batch_format": ["coords", "boxes"]}, "unknown keys"),
     ],

@@ -123,7 +123,7 @@ def test_voxels_that_no_volume_has_are_refused(
 def test_facts_that_no_volume_has_are_refused(
     facts: dict[str, Any], fault: str, volume: SparseVolume, tmp_path: Path
 ) -> None:
-    with pytest.raises(StoreCorruptError, match=rf"no facts of a volume \({fault}\)"):
+    with pytest.raises(StoreCorruptError, match=rf"not the facts of a volume \({fault}\)"):
         open_shard(write_shard(tmp_path / "shard", volume, {}, **facts))
 
 

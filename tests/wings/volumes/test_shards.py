@@ -163,5 +163,5 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, open_data: Open) -> None
     with pytest.raises(StoreCorruptError, match=message):
         ShardedVolumes(tmp_path / "evil.tar", tmp_path, bank.cache).list_sources()
     path.write_bytes(bank.cache.fetch(4).read_bytes())
-    with pytest.raises(StoreCorruptError, match="it does not hold what the index of the set says"):
+    with pytest.raises(StoreCorruptError, match="its content differs from the index of the set"):
         bank[3]

@@ -184,7 +184,7 @@ def test_a_test_scores_surfaces_and_volumes_as_predict_does(
     assert "surfaces and sizes are not scored: pip install edt" in caplog.text
     monkeypatch.setattr(VolumeSegmentationModule, "trainer", SimpleNamespace(world_size=2))
     module.on_test_start()
-    assert "2 processes test some windows of each volume" in caplog.text
+    assert "each of 2 processes tests some windows of each volume" in caplog.text
 
 
 def test_labels_of_a_resampled_volume_lie_on_the_grid_of_the_file(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_labels_of_a_resampled_volume_lie_on_the_grid_of_the_file(tmp_path: Path
     assert_array_equal(image.affine, np.diag([1.0, 1.0, 2.0, 1.0]))
     padded = Resolution(shape=16, fit="pad_crop")
     data = _data(tmp_path / "set", tmp_path / "other", resolution=padded)
-    with pytest.raises(ConfigError, match="pad_crop: leave these out"):
+    with pytest.raises(ConfigError, match="pad_crop: remove these"):
         predict(data, Threshold(), tmp_path / "out2")
 
 
@@ -280,7 +280,7 @@ def test_volumes_without_labels_are_predicted_and_not_trained_on(
     _save(tmp_path / "set", "b_seg", labels)
     data = _data(tmp_path / "set", tmp_path / "cache")
     assert first(data, "train", 3)["volume_index"].tolist() == [1, 1, 1]
-    assert "a.nii.gz: no labels beside it\n1 of 2 volumes have no labels" in caplog.text
+    assert "a.nii.gz: no labels next to it\n1 of 2 volumes have no labels" in caplog.text
     assert set(first(data, "predict", 12)["volume_index"].tolist()) == {0}
     assert draw_labels(data, Threshold(), first(data, "train", 3), tmp_path / "a.png", "t", count=2)
     batch = first(data, "train", 3)

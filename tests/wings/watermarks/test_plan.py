@@ -85,11 +85,11 @@ def test_options_say_what_is_drawn() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"probability": 1.5}, "probability=1.5 must lie between 0 and 1"),
-        ({"jpeg": "often"}, "jpeg='often' must lie between 0 and 1"),
+        ({"probability": 1.5}, "probability=1.5 must be between 0 and 1"),
+        ({"jpeg": "often"}, "jpeg='often' must be between 0 and 1"),
         ({"size_px": (30, 20)}, r"size_px=\[30, 20\] is not a range"),
-        ({"size_px": (1, 20)}, r"size_px=\[1, 20\] must lie between 4 and 512"),
-        ({"count": (0, 2)}, r"count=\[0, 2\] must lie between 1 and 16"),
+        ({"size_px": (1, 20)}, r"size_px=\[1, 20\] must be between 4 and 512"),
+        ({"count": (0, 2)}, r"count=\[0, 2\] must be between 1 and 16"),
         ({"count": (1, 2.5)}, "must be two whole numbers"),
         ({"angle_deg": (10, -10)}, r"angle_deg=\[10, -10\] must be \[smallest, largest\]"),
         ({"angle_deg": 30}, r"angle_deg=\[30\] must be"),

@@ -188,9 +188,9 @@ def _mirrored(mask: Any, box: tuple[int, int, int, int]) -> Any:
             {"synthesis": DefectSpec()},
             "synthesis is a DefectSpec, which draws no watermarks: set synthesis=watermark",
         ),
-        ({"masks": "masks"}, "the drawn backgrounds have no masks"),
+        ({"masks": "masks"}, "the synthetic backgrounds have no masks"),
         ({"cache": "device"}, "cache='device' is unknown: choose one of store, lru, none"),
-        ({"mask_splits": ["predict"]}, "names no split: choose from train, val, test"),
+        ({"mask_splits": ["predict"]}, "does not name a split: choose from train, val, test"),
         ({"batch_format": ["image", "boxes"]}, "batch_format names unknown keys"),
         ({"patch_px": 0}, "patch_px=0 is not usable"),
         (
@@ -198,7 +198,7 @@ def _mirrored(mask: Any, box: tuple[int, int, int, int]) -> Any:
                 "progressive": ProgressiveSize(((0, 32),)),
                 "augment": segmentation_augment(crop_px=32),
             },
-            "leave crop_px out of the augmentation",
+            "remove crop_px from the augmentation",
         ),
     ],
 )

@@ -149,7 +149,7 @@ class DetectionModule(JudgedModule):
             return
         if len(names) > net_classes:
             raise ConfigError(
-                f"the dataset has {len(names)} classes, the net {net_classes}: set "
+                f"the dataset has {len(names)} classes, but the net has {net_classes}: set "
                 f"model.net.classes={len(names)}"
             )
 
@@ -317,9 +317,7 @@ class DetectionModule(JudgedModule):
 def _check_limits(limits_px: Sequence[float]) -> None:
     is_pair = len(limits_px) == len(SIZES) - 1
     if not is_pair or not 0 < limits_px[0] < limits_px[1]:
-        raise ConfigError(
-            f"size_limits_px={list(limits_px)} must be two sides that rise from above 0"
-        )
+        raise ConfigError(f"size_limits_px={list(limits_px)} must be two ascending sides above 0")
 
 
 def _check_channels(net: nn.Module, datamodule: object) -> None:
@@ -327,7 +325,7 @@ def _check_channels(net: nn.Module, datamodule: object) -> None:
     image_channels = getattr(getattr(datamodule, "bank", None), "channels", net_channels)
     if net_channels != image_channels and isinstance(net_channels, int):
         raise ConfigError(
-            f"images have {image_channels} channels and the net takes {net_channels}: set "
+            f"images have {image_channels} channels, but the net needs {net_channels}: set "
             f"model.net.channels={image_channels}, or data.read.gray_to_rgb=true for gray images"
         )
 

@@ -186,7 +186,7 @@ def _count(wins: Tensor, classes: Tensor, known: int) -> int:
     count, highest = torch.stack((wins.sum(), classes.max())).tolist()
     if highest >= known:
         raise ConfigError(
-            f"a box has class {highest}, but the net knows {known}, from 0: set model.net.classes"
+            f"a box has class {highest}, but the net has {known}, from 0: set model.net.classes"
         )
     return int(count)
 

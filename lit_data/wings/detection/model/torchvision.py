@@ -227,7 +227,7 @@ class TorchvisionDetectionModule(DetectionModule):
         losses = self.net(list(batch["image"]), read_targets(batch))
         if not isinstance(losses, Mapping) or not losses:
             raise ConfigError(
-                f"the net gives a {type(losses).__name__} in training and no dict of losses"
+                f"the net gives a {type(losses).__name__} in training, not a dict of losses"
             )
         return losses
 

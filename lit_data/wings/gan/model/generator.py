@@ -72,7 +72,8 @@ class GeneratorModule(LightningModule):
         # A net without labels may learn from data with labels, as one picture in all.
         if 0 < self.num_labels < labels:
             raise ConfigError(
-                f"num_labels={self.num_labels}: the data have {labels} - set model.num_labels to it, or to 0"
+                f"num_labels={self.num_labels}: the data have {labels} - set model.num_labels to "
+                "that, or to 0"
             )
 
     @override
@@ -114,7 +115,7 @@ class GeneratorModule(LightningModule):
         """
         if poses is None and self.poses is None and getattr(self.generator, "posed", False):
             raise ConfigError(
-                "pictures depend on the pose, and no datamodule gives any: give poses, [count, 2]"
+                "pictures depend on the pose, but no datamodule gives any: give poses, [count, 2]"
             )
         conditions = self._draw_conditions(count, seed, labels, poses, self.poses)
         return self._render(self._draw_latents(count, seed), conditions, batch_size)
@@ -265,6 +266,7 @@ def check_repeatable(net: nn.Module, device: torch.device) -> None:
     is_strict = torch.are_deterministic_algorithms_enabled() and not warns_only
     if is_strict and device.type == "cuda" and not getattr(net, "repeatable", True):
         raise ConfigError(
-            f"trainer.deterministic=true: {type(net).__name__} learns through grid_sample, whose gradient has no "
-            "deterministic kernel on CUDA. Set trainer.deterministic=warn, or train another net"
+            f"trainer.deterministic=true: {type(net).__name__} trains through grid_sample, whose "
+            "gradient has no deterministic kernel on CUDA. Set trainer.deterministic=warn, or "
+            "train another net"
         )

@@ -363,7 +363,7 @@ def _check_choices(loss: str, schedule: Schedule) -> None:
     check_schedule(schedule)
     if schedule == "plateau":
         raise ConfigError(
-            "schedule='plateau' goes by a metric, and two losses that fight have none: choose another"
+            "schedule='plateau' needs a metric, and two opposing losses have none: choose another"
         )
     check_choice("loss", loss, tuple(LOSSES))
 

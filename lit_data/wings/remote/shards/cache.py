@@ -216,9 +216,9 @@ class ShardCache(Generic[Opened]):
             decoded = self._unpack(tar, temp, self.max_bytes // 2)
             if find_sha256(decoded) != shard.sha256:
                 raise DataError(
-                    f"{self.transport}/{shard.name}: its images are decoded to other pixels here than "
-                    "where it was written: install the same versions of the libraries that decode "
-                    "images, or prepare it again, prepare.encoding=decoded"
+                    f"{self.transport}/{shard.name}: its images decode to different pixels here "
+                    "than where it was written: install the same versions of the libraries that "
+                    "decode images, or prepare it again, prepare.encoding=decoded"
                 )
             decoded.replace(part)
 

@@ -279,7 +279,7 @@ class WrittenGroup(NamedTuple):
             and are_pairs(facts.get("skipped"))
         )
         if not is_right or len(counts) != len(shards):
-            raise corrupt(tar / META_NAME, "no note of a group")
+            raise corrupt(tar / META_NAME, "not the note of a group")
         return cls(
             key=folder.key,
             shards=tuple(map(_read_shard, shards)),

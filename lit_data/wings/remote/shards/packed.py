@@ -56,7 +56,7 @@ def pack(
                 None,
                 zlib.crc32(content.data),
             ):
-                raise DataError(f"{show_path(path)}: it changes while it is read")
+                raise DataError(f"{show_path(path)}: it changed while it was read")
             stream.append(content)
     writer.add("files", table.files)
     writer.add("names", table.names)
@@ -90,7 +90,7 @@ def unpack(tar: Path, temp: Path, most_bytes: int, *, decoder: Decoder) -> Path:
     """
     packed = _Packed.open(tar)
     if packed.survey.pixels_bytes > most_bytes:
-        raise corrupt(tar, f"more than the {most_bytes} bytes of pixels that it may have")
+        raise corrupt(tar, f"more than the allowed {most_bytes} bytes of pixels")
     root = temp / "sources"
     _write_files(packed, root, tar)
     sources = []

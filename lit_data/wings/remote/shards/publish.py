@@ -62,8 +62,8 @@ def write_shards(source: "Source", address: str, options: ShardOptions) -> dict[
         Numbers for a report.
 
     Raises:
-        DataError: Files are bad, or the address cannot be written; or shards of other parts are
-            not there.
+        DataError: Files are bad, the address cannot be written, or shards of other parts are
+            missing.
     """
     # Temporary files of several sets must not meet.
     scratch = source.cache_folder / "shards" / f"written-{short_digest(address)}"
@@ -209,9 +209,10 @@ class _ImagePublisher:
         if missing:
             first_name = self.images.names[missing[0].paths[0]]
             raise DataError(
-                f"{self.writer.transport}: {len(missing)} of {len(groups)} groups of images are not "
-                f"written as these options have it, the first begins with {show_path(first_name)}: "
-                "run their parts again, or prepare.shards without a part, which writes what is missing"
+                f"{self.writer.transport}: {len(missing)} of {len(groups)} groups of images are "
+                f"not written with these options, the first begins with {show_path(first_name)}: "
+                "run their parts again, or prepare.shards without a part, which writes what is "
+                "missing"
             )
         return [note for note in notes if note is not None]
 

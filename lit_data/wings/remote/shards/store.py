@@ -136,7 +136,7 @@ class ShardedStore(ShardedBank[DecodedStore], StoredImages):
             and np.array_equal(self.widths_px[images], store.widths_px[rows])
         )
         if not is_right:
-            raise corrupt(store.path, "it does not hold what the index of the set says")
+            raise corrupt(store.path, "its content differs from the index of the set")
         return store
 
 

@@ -234,8 +234,8 @@ class PointDistances:
         distances: Distances = arrays.map("distances", np.float32)
         if len(distances) != len(volume):
             raise StoreError(
-                f"{self.folder / key} holds {len(distances)} distances "
-                f"of {len(volume)} voxels; remove it"
+                f"{self.folder / key} holds {len(distances)} distances of {len(volume)} voxels; "
+                "remove the file"
             )
         return distances
 

@@ -235,7 +235,7 @@ def _three(name: str, value: int | Sequence[int]) -> Triple:
     sides = (value, value, value) if isinstance(value, int) else tuple(value)
     if len(sides) != 3 or not all(is_count(side, 1) for side in sides):
         raise ConfigError(
-            f"windows.{name}={value!r} is not allowed: "
-            "one positive number of voxels or [z, y, x] is"
+            f"windows.{name}={value!r} is not allowed: give one positive number of voxels or [z, "
+            "y, x]"
         )
     return sides[0], sides[1], sides[2]

@@ -208,7 +208,7 @@ def _describe(path: str) -> _Slice:
         needed = ("Rows", "Columns", "PixelSpacing", "BitsAllocated")
         missing = [name for name in needed if head.get(name) is None]
         if missing:
-            raise DataError(f"without {', '.join(missing)}; such a file is no slice of a volume")
+            raise DataError(f"without {', '.join(missing)}; such a file is not a slice of a volume")
         # Distance of rows comes first.
         row_mm, column_mm = map(float, head.PixelSpacing)
         orientation = head.get("ImageOrientationPatient") or (1, 0, 0, 0, 1, 0)
@@ -241,7 +241,7 @@ def _check_alike(first: _Slice, other: _Slice) -> None:
         if not np.allclose(one, two, atol=1e-3):
             raise DataError(
                 f"{show_path(other.path)}: {what} {two}, but {show_path(first.path)} has {one}; "
-                "a volume needs slices of one kind, put the others into another folder"
+                "a volume needs slices of one kind; put the others into another folder"
             )
 
 
@@ -274,9 +274,10 @@ def _find_step(slices: Sequence[_Slice]) -> float:
     else:
         fault = "unevenly spaced"
     raise DataError(
-        f"slices are {fault}: {show_path(slices[row].path)} and {show_path(slices[row + 1].path)} "
-        f"lie {gap_mm:.3f} mm apart, others {step_mm:.3f} mm ({max(1, len(uneven))} such places); "
-        "complete the series, or put one acquisition into a folder"
+        f"slices are {fault}: {show_path(slices[row].path)} and "
+        f"{show_path(slices[row + 1].path)} are {gap_mm:.3f} mm apart, but others {step_mm:.3f} "
+        f"mm ({max(1, len(uneven))} such places); complete the series, or put one acquisition "
+        "into a folder"
     )
 
 
@@ -298,7 +299,7 @@ def _find_shift(slices: Sequence[_Slice], step_mm: float) -> Doubles:
     # Uneven distances along the normal were refused before.
     if apart_mm[worst] > GAP_TOLERANCE * step_mm + 0.5 * max(slices[0].spacing_mm):
         raise DataError(
-            f"{show_path(slices[worst].path)}: {apart_mm[worst]:.2f} mm beside the line of the "
+            f"{show_path(slices[worst].path)}: {apart_mm[worst]:.2f} mm off the line through the "
             "first pixels of the others; a volume needs slices on one grid: resample the series"
         )
     shift_mm -= step_mm * slices[0].normal
@@ -311,8 +312,8 @@ def _find_shift(slices: Sequence[_Slice], step_mm: float) -> Doubles:
 @lru_cache(maxsize=256)  # once for each series, which is opened several times
 def _note_tilt(folder: str, tilt_deg: float) -> None:
     log.warning(
-        "%s: slices are shifted along a line %g degrees from their normal, as by a tilted gantry: "
-        "voxels stay as they are, sheared, and results get that affine",
+        "%s: slices are shifted along a line %g degrees from their normal, as by a tilted "
+        "gantry: voxels stay sheared as they are, and results get the same affine",
         show_path(folder),
         tilt_deg,
     )
@@ -361,8 +362,8 @@ def _check_inflated(packed: bytes) -> None:
         tail = inflater.unconsumed_tail
         if size_bytes > MAX_INFLATED_BYTES:
             raise DataError(
-                f"{len(packed)} deflated bytes inflate to more than {MAX_INFLATED_BYTES}; "
-                "that is no slice"
+                f"{len(packed)} deflated bytes inflate to more than {MAX_INFLATED_BYTES}; that "
+                "is not a slice"
             )
 
 
@@ -377,7 +378,7 @@ def _read_dataset(path: PathText, **options: Any) -> Any:  # noqa: ANN401
             return pydicom.dcmread(stream, **options)
         except pydicom.errors.InvalidDicomError as error:
             raise DataError(
-                "no DICOM file, though its name says so: export it anew, or remove it"
+                "not a DICOM file, despite its name: export it again, or remove it"
             ) from error
 
 
@@ -391,7 +392,9 @@ def _read_pixels(item: _Slice) -> Array:
         if not syntax.is_compressed:
             raise
         if str(error).startswith("Unable to decode"):  # by those that are installed
-            raise DataError(f"damaged: its pixels are no {syntax.name}; export it anew") from error
+            raise DataError(
+                f"damaged: its pixels are not {syntax.name}; export it again"
+            ) from error
         raise DataError(
             f"compressed as {syntax.name}; "
             "pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg to read it"

@@ -80,7 +80,7 @@ def read_window(value: object) -> Window:
     except (TypeError, ValueError) as error:
         names = ", ".join(WINDOWS)
         raise ConfigError(
-            f"window={value!r} is not allowed; give one of {names}, or [centre, width]"
+            f"window={value!r} is not allowed; give one of {names}, or [center, width]"
         ) from error
     return Window(centre_hu, width_hu)
 
@@ -161,7 +161,7 @@ class StoredScale:
             low, high = int(stored.min()), int(stored.max())
             # float32 would round them without a word.
             if max(-low, high) > EXACT_FLOAT:
-                raise DataError(f"values {low} to {high}; these are no Hounsfield units")
+                raise DataError(f"values {low} to {high}; these are not Hounsfield units")
         # The check for NaN and inf that follows names the place.
         with np.errstate(over="ignore", invalid="ignore"):
             if self.is_identity:

@@ -442,8 +442,8 @@ def _check_range(low_hu: float, high_hu: float | None) -> None:
         is_right = is_right and math.isfinite(high_hu) and high_hu > low_hu
     if not is_right:
         raise ConfigError(
-            f"occupied from {low_hu} to {high_hu} HU: give numbers, "
-            "the second above the first or null"
+            f"foreground from {low_hu} to {high_hu} HU: give numbers, the second above the first "
+            "or null"
         )
 
 

@@ -22,7 +22,8 @@ _WHOLE_STEMS = ("segmentation", "labels", "label", "seg", "mask")
 _CHANNEL = re.compile(r"_(\d{4})$")
 """Of a case of nnU-Net, whose labels have no such ending."""
 _SEVERAL = (
-    "channel {} of a case that has several: one is read, so move the others out of the folder"
+    "channel {} of a case with several channels: only one is read, so move the others out of "
+    "the folder"
 )
 
 

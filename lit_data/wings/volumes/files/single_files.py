@@ -162,8 +162,8 @@ def _choose(headers: dict[str, NpyHeader]) -> str:
     volumes = [name for name, header in headers.items() if len(header.shape) == 3]
     if len(volumes) != 1:
         raise DataError(
-            f"{len(volumes)} arrays of three axes out of {', '.join(headers)}; "
-            "save one volume in a file"
+            f"{len(volumes)} arrays of three axes out of {', '.join(headers)}; save one volume "
+            "per file"
         )
     return volumes[0]
 
@@ -252,7 +252,7 @@ def _read_shape(header: Any) -> Triple:  # noqa: ANN401
     x, y, z, *more = [*stored, 1, 1, 1]
     if not stored or any(length != 1 for length in more):
         raise DataError(
-            f"shape {tuple(stored)}; a volume has three axes, take one volume out of it"
+            f"shape {tuple(stored)}; a volume has three axes; save one volume separately"
         )
     return z, y, x
 
@@ -308,4 +308,4 @@ def _check_length(path: str, needed_bytes: int) -> None:
     if not path.lower().endswith(".nii"):
         check_unpacked(found_bytes, needed_bytes)
     elif found_bytes < needed_bytes:
-        raise DataError(f"cut short: {needed_bytes} bytes expected, {found_bytes} found")
+        raise DataError(f"truncated: {needed_bytes} bytes expected, {found_bytes} found")

@@ -281,7 +281,7 @@ def open_labels(source: VolumeSource, volume: Volume, *, aligned: bool = False) 
                 "volume by more than half a voxel; save both on one grid"
             )
         log.warning(
-            "%s: its header puts it elsewhere than its volume; are its axes turned?",
+            "%s: its header gives another position than that of its volume; are its axes rotated?",
             show_path(source.labels),
         )
     return labels

@@ -182,7 +182,7 @@ class SparseVolume:
             DataError: the volume has no labels.
         """
         if self.label_index is None:
-            raise DataError("the volume has no labels; put them beside it as NAME_labels.*")
+            raise DataError("the volume has no labels; put them next to it as NAME_labels.*")
         return self.label_index.window(start, size)
 
 
@@ -271,4 +271,4 @@ def _are_places(positions: Array, starts: ArrayLike, shape: Triple) -> bool:
 def _check_starts(starts: Array, count: int, length: int, parts: str) -> None:
     has_ends = len(starts) == count + 1 and starts[0] == 0 and starts[-1] == length
     if not has_ends or (starts[1:] < starts[:-1]).any():
-        raise DataError(f"the {parts} of a sparse volume do not share out its {length} positions")
+        raise DataError(f"the {parts} of a sparse volume do not cover its {length} positions once")

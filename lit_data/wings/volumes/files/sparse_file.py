@@ -123,7 +123,7 @@ class StoredVolume:
             self.points = self.folder.arrays["positions"].shape[0]
         except (ValueError, TypeError, KeyError) as error:
             raise corrupt(
-                self.folder.path / META_NAME, f"no facts of a volume ({error!s:.200})"
+                self.folder.path / META_NAME, f"not the facts of a volume ({error!s:.200})"
             ) from error
         self.folder.check_size()
 

@@ -116,7 +116,7 @@ class SparseStore(VolumeBank):
         paths, skipped = build.run(on_bad)
         store = cls(paths, skipped)
         list_problems(skipped).warn_if_any(
-            log, f"{len(skipped)} of {len(sources)} volumes are bad and left out"
+            log, f"{len(skipped)} of {len(sources)} volumes are bad and skipped"
         )
         if progress:
             log.info("sparse store in %s: %s", show_path(build.folder), store)
@@ -137,9 +137,9 @@ class SparseStore(VolumeBank):
     def __str__(self) -> str:
         fraction = self.nbytes / max(self.dense_bytes, 1)
         return (
-            f"{len(self)} volumes, {self.counts.sum()} occupied voxels: "
+            f"{len(self)} volumes, {self.counts.sum()} foreground voxels: "
             f"{decimal(self.dense_bytes)} dense, {decimal(self.nbytes)} sparse ({fraction:.2%}); "
-            f"{len(self.skipped)} refused"
+            f"{len(self.skipped)} skipped"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -247,7 +247,7 @@ class _Build:
                 facts = StoredVolume(path).facts
                 if (facts.name, facts.path) in known_volumes:
                     remove_folder(path)
-                    log.info("%s: its volume changed; removed", show_path(path))
+                    log.info("%s: its volume changed, so it was removed", show_path(path))
 
 
 @contextmanager
@@ -271,8 +271,9 @@ def open_writer(processes: int) -> Iterator[Write]:
                 pool.submit(_write_volume, source, target, options).result()
             except BrokenProcessPool as error:
                 raise WorkerDiedError(
-                    f"{show_path(source.path)}: a process died while it indexed this volume or one "
-                    "beside it; if memory ran out, lower processes=, and see the messages above"
+                    f"{show_path(source.path)}: a process was killed while it indexed this "
+                    "volume or a neighboring one; see the messages above, and lower processes= "
+                    "if memory ran out"
                 ) from error
 
         yield write
@@ -287,7 +288,7 @@ def _write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> 
     try:
         write_volume(source, target, options)
     except MemoryError as error:
-        raise DataError(f"{show_path(source.path)}: no memory for a slab of it") from error
+        raise DataError(f"{show_path(source.path)}: not enough memory for a slab of it") from error
 
 
 def _are_there(targets: Sequence[Path]) -> bool:

@@ -79,8 +79,8 @@ class Volume:
             )
         if not all(math.isfinite(mm) and mm > 0 for mm in spacing_mm):
             raise DataError(
-                f"voxel spacing {spacing_mm} mm; each must be above 0, "
-                "correct it in the file's header"
+                f"voxel spacing {spacing_mm} mm; each must be above 0; correct it in the file's "
+                "header"
             )
 
     def __enter__(self) -> Self:
@@ -252,8 +252,8 @@ def check_unpacked(packed_bytes: int, unpacked_bytes: int) -> None:
     if unpacked_bytes > max(FREE_BYTES, packed_bytes * MAX_RATIO):
         raise DataError(
             f"{packed_bytes} bytes that unpack to {unpacked_bytes} or more; above {FREE_BYTES} "
-            f"bytes, more than {MAX_RATIO} times as many are taken for an attack; unpack the file "
-            "yourself if it is meant so"
+            f"bytes, a factor of more than {MAX_RATIO} is treated as an attack; unpack the file "
+            "yourself if it is intended"
         )
 
 
@@ -316,7 +316,7 @@ class StreamSlices:
             chunk = self._stream.read(min(len(rest), 2**20))
             if not chunk:
                 missing = f"{len(rest)} of {size_bytes} bytes are missing from slice {begin} on"
-                raise DataError(f"cut short: {missing}; copy or download the file again")
+                raise DataError(f"truncated: {missing}; copy or download the file again")
             # Straight into the slab, without a second copy.
             rest[: len(chunk)] = chunk
             rest = rest[len(chunk) :]

@@ -93,7 +93,8 @@ class PointVoxelNet(nn.Module):
             raise ConfigError(
                 f"channels={channels}, grid={grid}, width={width}, levels={levels}, "
                 f"latent={latent}, hidden={hidden}, point_chunk={point_chunk}: need positive "
-                "numbers, a grid that is a multiple of 2^levels, and a width that is one of 4"
+                "numbers, a grid that is a multiple of 2^levels, and a width that is a multiple "
+                "of 4"
             )
         if quantiser is not None and quantiser.width != latent:
             raise ConfigError(f"quantiser.width={quantiser.width}: it must be latent={latent}")

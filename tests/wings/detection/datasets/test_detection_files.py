@@ -93,7 +93,7 @@ def test_ways_of_lists_to_name_images(flat: Path, rows: str) -> None:
     assert by_name(found) == {"train": ["a", "b"], "val": ["d"], "test": []}
     assert found.labels.ends.tolist() == [1, 3, 3]
     assert (
-        "1 images are in no list of a split: images/c.png; 'data.splits={train: 0.7, val: 0.15, test: 0.15}' takes all"
+        "1 images are not in the list of any split: images/c.png; 'data.splits={train: 0.7, val: 0.15, test: 0.15}' takes all"
         in (leftovers.describe())
     )
 
@@ -136,8 +136,11 @@ def test_an_image_in_two_coco_files_is_refused(tmp_path: Path) -> None:
     [
         ({"train": "a\nx\n", "val": "y"}, r"line 2: no image is named 'x' (.|\n)*2 problems"),
         ({"train": "a", "val": "b\na"}, "line 2: a is listed already, in train.txt, line 1"),
-        ({"train": "a", "test": "\n"}, "test.txt: test is no list file with rows"),
-        ({"data": "train: images/x\nnames: [cat]"}, "images/x: train is no list file with rows"),
+        ({"train": "a", "test": "\n"}, "test.txt: test is neither a list file with rows"),
+        (
+            {"data": "train: images/x\nnames: [cat]"},
+            "images/x: train is neither a list file with rows",
+        ),
         ({"labels__e": LINE}, r"e.txt: label file 4 of 4: no image is named 'e'(.|\n)*1 label"),
         ({"more__labels__a": LINE}, "label file 4 of 4: labels the same image as .*labels/a.txt"),
         ({"classes": "cat\ncat"}, "each only once"),
@@ -154,7 +157,7 @@ def test_skip_leaves_out_bad_files(flat: Path, caplog: pytest.LogCaptureFixture)
     with pytest.raises(DataError, match=r"b.png: not a PNG(.|\n)*1 of 4 images are bad"):
         find_detection_files(flat)
     write(flat, labels__e=LINE, train="a\nb\nc", val="d")
-    with pytest.raises(DataError, match="1 label files fit none"):
+    with pytest.raises(DataError, match="1 label files match none"):
         find_detection_files(flat)
     found = find_detection_files(flat, on_bad="skip")
     assert by_name(found) == {"train": ["a", "c"], "val": ["d"], "test": []}
@@ -172,7 +175,7 @@ def test_the_size_is_that_of_the_image_as_it_is_read(tmp_path: Path) -> None:
     stated = coco(["a.jpg"]).replace('"id": 1,', '"id": 1, "height": 30, "width": 20,')
     write(tmp_path, annotations__instances_all=stated)
     with pytest.raises(
-        DataError, match=r"turned by EXIF .orientation 6.(.|\n)*set data.read.exif=apply"
+        DataError, match=r"rotated by EXIF .orientation 6.(.|\n)*set data.read.exif=apply"
     ):
         find_detection_files(tmp_path, splits={"train": 1.0})
     found = find_detection_files(tmp_path, splits={"train": 1.0}, read=ReadOptions(exif="apply"))
@@ -184,7 +187,11 @@ def test_the_size_is_that_of_the_image_as_it_is_read(tmp_path: Path) -> None:
     [
         ({"label_format": "json"}, ConfigError, "'json' is unknown: choose one of auto, yolo"),
         ({"splits": "random"}, ConfigError, "splits='random' is unknown"),
-        ({"splits": "folders"}, DataError, "4 images lie in no folder of one of train, val, test"),
+        (
+            {"splits": "folders"},
+            DataError,
+            "4 images are not in a folder named after one of train, val, test",
+        ),
         (
             {"splits": {"train": ["images/x.png"]}},
             DataError,
@@ -207,7 +214,7 @@ def test_yolo_classes_without_names_are_called_by_their_numbers(
     (flat / "classes.txt").unlink()
     with caplog.at_level("INFO"):
         assert find_detection_files(flat).labels.classes == ("0",)
-    assert "no data.yaml names the classes, so they are called by their numbers: 0" in caplog.text
+    assert "no data.yaml names the classes, so they are named by their numbers: 0" in caplog.text
     assert find_detection_files(flat, classes=["dog"]).labels.classes == ("dog",)
 
 
@@ -345,7 +352,7 @@ def test_faults_of_every_kind_are_in_one_error(flat: Path) -> None:
         ("train.txt", "line 3"),
     ]
     headline = (
-        f"1 bad names under {flat}; 1 label files fit none of 4 images; 1 problems with the lists of splits; "
+        f"1 bad names under {flat}; 1 label files match none of 4 images; 1 problems with the lists of splits; "
         "1 of 4 images are bad; 6 problems with labels"
     )
     assert caught.value.headline.removesuffix(":") == headline

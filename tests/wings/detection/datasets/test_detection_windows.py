@@ -94,7 +94,10 @@ def test_a_box_that_no_window_shows_is_reported(caplog: pytest.LogCaptureFixture
             labels, _bank(), patch_px=(16, 16), stride_px=(16, 16), least_visible=0.5
         )
     assert set(windows.labels.boxes[:, 0].tolist()) == {1}
-    assert "1 of 2 boxes are seen to less than data.min_visible=0.5" in caplog.text
+    assert (
+        "1 of 2 boxes are skipped, because each window shows less than data.min_visible=0.5"
+        in caplog.text
+    )
 
 
 def test_the_largest_object_fits_into_what_windows_share() -> None:

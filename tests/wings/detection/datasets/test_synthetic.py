@@ -105,7 +105,7 @@ def test_samples_are_pure_functions_with_room_for_all_boxes(mosaic: MosaicSpec |
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        (None, "leaves open which class .* choose one of real, spot, scratch, or give"),
+        (None, "does not set the class .* choose one of real, spot, scratch, or give"),
         ("spit", "synthetic_class='spit' is unknown: choose one of real, spot, scratch"),
         ({"spot": "hole"}, "synthetic_class='hole' is unknown"),
         ({"sport": "spot"}, "synthetic_class: family='sport' is unknown: choose one of spot"),

@@ -155,7 +155,8 @@ def test_a_set_must_not_have_more_classes_than_the_net(tmp_path: Path) -> None:
     for classes in (("a", "b"), ("a",), 3, None):
         assert trainer.predict(module, datamodule=Named(classes))
     with pytest.raises(
-        ConfigError, match=r"the dataset has 3 classes, the net 2: set model\.net\.classes=3"
+        ConfigError,
+        match=r"the dataset has 3 classes, but the net has 2: set model\.net\.classes=3",
     ):
         trainer.predict(module, datamodule=Named(("a", "b", "c")))
     del module.net.classes  # a net of another make may not tell

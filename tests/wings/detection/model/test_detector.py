@@ -158,7 +158,7 @@ def test_an_object_that_no_box_meets_is_learned_from_the_middle_outwards() -> No
 
 
 def test_unknown_classes() -> None:
-    with pytest.raises(ConfigError, match=r"class 2, but the net knows 2, .*model\.net\.classes"):
+    with pytest.raises(ConfigError, match=r"class 2, but the net has 2, .*model\.net\.classes"):
         assign(_predict(), _truths((0, 2, [0.0, 0.0, 9.0, 9.0])))
 
 

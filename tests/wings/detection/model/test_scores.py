@@ -137,5 +137,5 @@ def test_false_alarms_alone_have_no_precision_and_a_class_that_is_not_there_none
 
 @pytest.mark.parametrize("limits", [(32.0,), (96.0, 32.0), (0.0, 96.0)])
 def test_impossible_limits_of_sizes(limits: tuple[float, ...]) -> None:
-    with pytest.raises(ConfigError, match="must be two sides that rise"):
+    with pytest.raises(ConfigError, match="must be two ascending sides"):
         DetectionModule(DetectorNet(2, width=8), size_limits_px=limits)

@@ -141,7 +141,7 @@ def test_images_without_views_are_samples_by_themselves() -> None:
     assert table.objects == tuple(names)
     assert table.label.tolist() == [1, 1, 0]
     assert table.poses is None
-    with pytest.raises(DataError, match=r"1\.png: lies in no folder(.|\n)*2 lie in none"):
+    with pytest.raises(DataError, match=r"1\.png: is not in a folder(.|\n)*2 are not in any"):
         tabulate(["1.png", "2.png", "a/3.png"], ViewLayout(), "folders")
     with pytest.raises(ConfigError, match="labels=views needs objects with views"):
         tabulate(names, ViewLayout(), "views")

@@ -284,7 +284,10 @@ class Data(L.LightningDataModule):
     [
         ({"image_px": (8, 16)}, r"image_px=\(8, 8\) of ConvGenerator: the data have \(8, 16\)"),
         ({"channels": 1}, "channels=3 of ConvGenerator: the data have 1 - set it to that"),
-        ({"num_labels": 5}, "num_labels=3: the data have 5 - set model.num_labels to it, or to 0"),
+        (
+            {"num_labels": 5},
+            "num_labels=3: the data have 5 - set model.num_labels to that, or to 0",
+        ),
     ],
 )
 def test_data_that_do_not_fit_the_nets(facts: dict[str, Any], message: str) -> None:

@@ -214,7 +214,7 @@ def test_views_of_one_object_have_its_latent_and_label() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, r"pictures depend on the pose, and no datamodule gives any: give poses, \[count, 2\]"),
+        ({}, r"pictures depend on the pose, but no datamodule gives any: give poses, \[count, 2\]"),
         ({"poses": torch.zeros(3, 2)}, r"labels \[4\] and poses \[3, 2\]: need \[4\] and \[4, 2\]"),
         ({"poses": torch.zeros(4, 2), "labels": [0, 1]}, r"labels \[2\] and .*: need \[4\]"),
         ({"poses": torch.zeros(4, 2), "labels": [0, 1, 3, 3]}, r"labels=\[0, 1, 3\]: need 0 to 2"),

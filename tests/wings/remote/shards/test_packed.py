@@ -137,7 +137,9 @@ def test_other_pixels_than_those_that_were_written_are_refused(
         return decoded
 
     monkeypatch.setattr(ImageDecoder, "__call__", decode)
-    with pytest.raises(DataError, match="decoded to other pixels here than where it was written"):
+    with pytest.raises(
+        DataError, match="decode to different pixels here than where it was written"
+    ):
         store[0]
     assert list(store.cache.folder.glob("*.tar")) == []
     monkeypatch.undo()
@@ -205,7 +207,7 @@ def test_a_file_that_changes_while_it_is_packed(sets: Path, tmp_path: Path) -> N
 
     with (
         patch.object(ImageDecoder, "__call__", decode),
-        pytest.raises(DataError, match="it changes while it is read"),
+        pytest.raises(DataError, match="it changed while it was read"),
     ):
         make(root, tmp_path / "cache").publish(str(tmp_path / "set.shards"), encoding="source")
     assert not (tmp_path / "set.shards/set.json").exists()

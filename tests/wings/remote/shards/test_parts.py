@@ -70,7 +70,7 @@ def test_parts_give_what_one_process_gives(sets: Path, tmp_path: Path) -> None:
     assert (report["images"], report["skipped"]) == (16, 0)
     with pytest.raises(
         DataError,
-        match=r"1 of 3 groups of images are not written as these options have it.* images/00.png: run their parts",
+        match=r"1 of 3 groups of images are not written with these options.* images/00.png: run their parts",
     ):
         finish(sets / "photos", tmp_path / "b", address)
     assert not (address / "set.json").exists()
@@ -177,7 +177,7 @@ def test_parts_unlike_the_first_images_are_refused(sets: Path, tmp_path: Path) -
 
 def test_a_part_is_no_finish(sets: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"prepare.finish=true joins all parts: leave prepare.part=0/2 out"
+        ConfigError, match=r"prepare.finish=true joins all parts: remove prepare.part=0/2 out"
     ):
         make(sets / "photos", tmp_path).publish(
             str(tmp_path / "set.shards"), part=Part(0, 2), finish=True

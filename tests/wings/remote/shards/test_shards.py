@@ -442,7 +442,7 @@ def test_addresses_that_are_no_sets(make: Make, root: Path, address: Path, tmp_p
         (root, "https://host/set", SHARD_BYTES, r"whose name ends with .shards"),
         (address, there, SHARD_BYTES, r"whose name ends with .shards"),
         (root, there, 0, r"prepare\.shard_bytes"),
-        (root, "https://127.0.0.1:1/b.shards", SHARD_BYTES, r"a web server is only read"),
+        (root, "https://127.0.0.1:1/b.shards", SHARD_BYTES, r"web servers are read-only"),
     ):
         with pytest.raises(ConfigError, match=message):
             make(source).publish(name, shard_bytes)
@@ -507,12 +507,12 @@ def test_a_server_that_is_gone(make: Make, address: Path, web: WebServer) -> Non
     strict = make(
         f"{web.url}/set.shards", "other", remote=RemoteOptions(retries=0, offline="error")
     )
-    with pytest.raises(DataError, match="the server answers 503"):
+    with pytest.raises(DataError, match="the server returns 503"):
         strict.refresh()
     never = make(f"{web.url}/set.shards", "other", remote=RemoteOptions(offline="always"))
     never.refresh()
     assert_array_equal(never.open_images()[0][0], draw(0))
-    with pytest.raises(DataError, match="offline=always, and this is not all here"):
+    with pytest.raises(DataError, match="offline=always, but not all of it is on this machine"):
         never.open_images()[IMAGES - 1]
 
 

@@ -88,7 +88,10 @@ def test_each_series_of_a_folder_is_a_volume(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("heights_mm", "message"),
     [
-        ([0, 1, 2, 4, 5], r"missing: .*i2.dcm and .*i3.dcm lie 2.000 mm apart, others 1.000 mm"),
+        (
+            [0, 1, 2, 4, 5],
+            r"missing: .*i2.dcm and .*i3.dcm are 2.000 mm apart, but others 1.000 mm",
+        ),
         ([0, 1, 1, 2, 3, 4], r"doubled: .*i1.dcm and .*i2.dcm lie 0.000 mm"),
         ([0, 1, 2, 3.3, 4.3, 5.3], r"unevenly spaced: .*i2.dcm and .*i3.dcm lie 1.300 mm"),
         ([0, 0], r"doubled: "),
@@ -163,7 +166,7 @@ def test_slices_beside_the_line_of_the_others_are_refused(tmp_path: Path) -> Non
     for number in range(5):
         place = {"ImagePositionPatient": [-10 + 3 * (number == 2), -20, 2.0 * number]}
         _write(tmp_path / f"{number}.dcm", np.zeros((4, 6), np.uint16), 0.0, **place)
-    with pytest.raises(DataError, match=r"2\.dcm: 3\.00 mm beside the line"):
+    with pytest.raises(DataError, match=r"2\.dcm: 3\.00 mm off the line"):
         open_volume(tmp_path)
 
 

@@ -136,7 +136,7 @@ def test_arrays_that_are_no_volumes_are_refused(tmp_path: Path, array: Array, me
     with pytest.raises(DataError, match=f"v.npy: .*{message}"):
         open_volume(tmp_path / "v.npy")
     np.savez(tmp_path / "v.npz", one=np.zeros(SHAPE), two=np.zeros(SHAPE))
-    message = "2 arrays of three axes out of one, two; save one volume in a file"
+    message = "2 arrays of three axes out of one, two; save one volume per file"
     with pytest.raises(DataError, match=message):
         open_volume(tmp_path / "v.npz")
 
@@ -157,7 +157,7 @@ def test_packed_files_are_checked_when_they_are_read(tmp_path: Path, volume: Arr
     path.write_bytes(gzip.compress(gzip.decompress(whole)[:-7]))
     with (
         open_volume(path) as opened,
-        pytest.raises(DataError, match="cut short: 7 of 24 bytes are missing from slice 4"),
+        pytest.raises(DataError, match="truncated: 7 of 24 bytes are missing from slice 4"),
     ):
         opened.read(4, 5)
     path.write_bytes(whole[:-6] + bytes([whole[-6] ^ 1]) + whole[-5:])
@@ -175,7 +175,7 @@ NAN_SPACING = struct.pack("<4f", 1, 0.5, 0.6, np.nan)
         (lambda raw: raw[:344] + b"ni1\0" + raw[348:], "without its voxels"),
         (lambda raw: raw[:76] + NAN_SPACING + raw[92:], "voxel spacing"),
         (lambda raw: raw[:70] + struct.pack("<hh", 32, 64) + raw[74:], "dtype complex64"),
-        (lambda raw: raw[:40] + struct.pack("<5h", 4, 3, 4, 5, 2) + raw[50:], "take one volume"),
+        (lambda raw: raw[:40] + struct.pack("<5h", 4, 3, 4, 5, 2) + raw[50:], "save one volume"),
         (lambda raw: raw[:40] + struct.pack("<4h", 3, 32000, 32000, 5) + raw[48:], "a slice takes"),
     ],
 )
@@ -209,7 +209,7 @@ def test_labels_that_lie_elsewhere_are_told(
     with open_volume(source) as opened:
         opened_labels = open_labels(source, opened)
         opened_labels.close()
-    assert caplog.text.count("are its axes turned?") == warned
+    assert caplog.text.count("are its axes rotated?") == warned
 
 
 def _npy(array: np.ndarray) -> bytes:

@@ -94,7 +94,7 @@ def test_labels_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"low_hu": np.nan}, "occupied from nan"),
+        ({"low_hu": np.nan}, "foreground from nan"),
         ({"low_hu": 5, "high_hu": 5}, "the second above the first"),
         ({"low_hu": 0, "nan_fill": np.inf}, "nan_fill=inf"),
     ],

@@ -163,7 +163,7 @@ def test_a_dead_worker_is_reported_with_its_volume(
     write_scans(tmp_path, 8)
     # The processes are forked, so they die of the replacement.
     monkeypatch.setattr(sparse_store, "write_volume", lambda *_: os._exit(9))
-    message = r"v0\d\.npy: a process died while it indexed this volume or one beside"
+    message = r"v0\d\.npy: a process was killed while it indexed this volume or a neighboring one"
     with pytest.raises(WorkerDiedError, match=message):
         build_store(tmp_path, processes=2)
 

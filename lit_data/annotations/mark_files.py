@@ -10,7 +10,7 @@ import logging
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -298,17 +298,26 @@ def _read_yolo(paths: Sequence[Path], annotated: Annotated) -> None:
     annotated.files += [] if named_by is None else [named_by]
     for path, lines in texts.items():
         # Other text lies there too, such as a README.txt, which has the name of no image.
-        if not any(lines) or not (any(matches[path]) or _has_image(path, annotated)):
-            continue
-        annotated.files.append(path)
-        number = _find_labelled(path, annotated)
-        for row, (line, match) in enumerate(zip(lines, matches[path], strict=True), 1):
-            where = f"{path}, line {row}"
-            if match and int(match[1]) in name_of:
-                draw = outline(match[2].split(), scaled=True)
-                annotated.add(number, where, name_of[int(match[1])], draw)
-            elif line:
-                annotated.reject(number, where, _explain_line(line, match, name_of))
+        if any(lines) and (any(matches[path]) or _has_image(path, annotated)):
+            annotated.files.append(path)
+            _add_polygons(path, zip(lines, matches[path], strict=True), name_of, annotated)
+
+
+def _add_polygons(
+    path: Path,
+    lines: Iterable[tuple[str, re.Match[str] | None]],
+    name_of: Mapping[int, str],
+    annotated: Annotated,
+) -> None:
+    """Add the outlines of a label file; lines are told from outlines by their matches."""
+    number = _find_labelled(path, annotated)
+    for row, (line, match) in enumerate(lines, 1):
+        where = f"{path}, line {row}"
+        if match and int(match[1]) in name_of:
+            draw = outline(match[2].split(), scaled=True)
+            annotated.add(number, where, name_of[int(match[1])], draw)
+        elif line:
+            annotated.reject(number, where, _explain_line(line, match, name_of))
 
 
 def _read_text(path: Path) -> list[str]:

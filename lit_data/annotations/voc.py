@@ -110,15 +110,7 @@ class NameIndex:
         Raises:
             DataError: There is none, or more than one.
         """
-        target = _root_path(name)
-        name_alone = posixpath.basename(target)
-        known: Sequence[int] = self._numbers.get(name_alone, ())
-        if len(known) > _FEW:
-            known = self._find_tail(name_alone, target, known)
-        matches = []
-        for number in known:
-            if self._paths[number].endswith(target) or self._stem(number).endswith(target):
-                matches.append(number)
+        matches = self._list_matches(_root_path(name))
         if len(matches) > 1:
             matches = [n for n in matches if split and self._split(n) == split] or matches
             # An image counts more than excluded ones, of which any will do.
@@ -132,6 +124,18 @@ class NameIndex:
                 cure = "they differ only in their type: rename one, or add the type to the name"
             raise DataError(f"{len(matches)} images are named {escape(name)!r}; {cure}")
         return matches[0]
+
+    def _list_matches(self, target: str) -> list[int]:
+        """Return the numbers of the images whose path ends like a target, with its type or without."""
+        name = posixpath.basename(target)
+        known: Sequence[int] = self._numbers.get(name, ())
+        if len(known) > _FEW:
+            known = self._find_tail(name, target, known)
+        matches = []
+        for number in known:
+            if self._paths[number].endswith(target) or self._stem(number).endswith(target):
+                matches.append(number)
+        return matches
 
     def _find_tail(self, name: str, target: str, numbers: Sequence[int]) -> Sequence[int]:
         """Return those of many images of one name whose path ends like a target, by a table."""

@@ -207,27 +207,40 @@ def choose_strata(
     members: dict[Hashable, list[int]] = {}
     for number in sorted(range(len(strata)), key=lambda number: -sizes[number]):
         members.setdefault(strata[number], []).append(number)
-    most_good = 0
-    if good in members:
-        share = round(count * len(members[good]) / len(strata))
-        others = len(strata) - len(members[good])
-        most_good = max(count - others, min(max(1, share), count // 2))
+    good_ones = members.pop(good, [])
+    good_count = _count_good(len(good_ones), len(strata), count)
     # The most frequent classes first, where there is no room for all.
-    classes = sorted((key for key in members if key != good), key=lambda key: -len(members[key]))
-    free = count - min(most_good, len(members.get(good, ())))
-    quotas = dict.fromkeys(classes, 0)
-    while free > 0 and any(quotas[key] < len(members[key]) for key in classes):
-        for key in classes:
-            if free > 0 and quotas[key] < len(members[key]):
-                quotas[key] += 1
-                free -= 1
-    quotas[good] = min(most_good, len(members.get(good, ())))
+    classes = sorted(members.values(), key=len, reverse=True)
+    quotas = _share_in_turn(list(map(len, classes)), count - good_count)
     chosen = []
-    for key, quota in quotas.items():
-        of_key = members.get(key, [])
-        # From the largest to the smallest; of a single one that of the middle.
-        chosen += [of_key[int((step + 0.5) * len(of_key) / quota)] for step in range(quota)]
+    for stratum, quota in zip((*classes, good_ones), (*quotas, good_count), strict=True):
+        chosen += _spread(stratum, quota)
     return chosen
+
+
+def _count_good(good: int, total: int, count: int) -> int:
+    """Return how many good things are among `count` chosen ones, of so many good ones and all."""
+    if not good:
+        return 0
+    share = round(count * good / total)
+    left_by_others = count - (total - good)
+    return min(good, max(left_by_others, min(max(1, share), count // 2)))
+
+
+def _share_in_turn(sizes: Sequence[int], count: int) -> list[int]:
+    """Give one place after the other to each group in turn, until there are none or all are chosen."""
+    quotas = [0] * len(sizes)
+    while count > 0 and quotas != list(sizes):
+        for group, size in enumerate(sizes):
+            if count > 0 and quotas[group] < size:
+                quotas[group] += 1
+                count -= 1
+    return quotas
+
+
+def _spread(numbers: Sequence[int], count: int) -> list[int]:
+    """Choose evenly from the first to the last; a single one is that of the middle."""
+    return [numbers[int((step + 0.5) * len(numbers) / count)] for step in range(count)]
 
 
 def draw_before_after(

@@ -170,13 +170,11 @@ def describe_change(
     if before.keys().isdisjoint(after):
         return None
     skipped_names = {os.fsencode(path) for path in skipped}
-    changes: dict[str, list[bytes]] = {"changed": [], "added": [], "removed": []}
-    for name, state in after.items():
-        if name not in before and name not in skipped_names:
-            changes["added"].append(name)
-        elif name in before and before[name] != state:
-            changes["changed"].append(name)
-    changes["removed"] += [name for name in before if name not in after]
+    changes = {
+        "changed": [name for name in after if name in before and before[name] != after[name]],
+        "added": [name for name in after if name not in before and name not in skipped_names],
+        "removed": [name for name in before if name not in after],
+    }
     phrases = []
     for change, names in changes.items():
         if names:

@@ -335,26 +335,12 @@ class InspectionFiles(MaskedImageFolder):
             DataError: Annotations are bad, and are not to be skipped.
         """
         annotated = read_annotations(self.folder, image_set.images, image_set.excluded)
-        used = [] if annotated is None else [*annotated.files]
         if annotated is None or not annotated.marks:
-            table = self._read_labels(image_set)
-            if table is not None:
-                used.append(table.path)
-                kinds = name_kinds([[label] for label in table.labels], self.good)
-                image_set = replace(image_set, kinds=kinds)
-        add_label_files(self.leftovers, self.folder, "masks", used, with_unknown=not used)
-        if annotated is None:
-            return image_set
-        if not annotated.marks:
-            self._report_unread(annotated.problems)
-            return image_set
-        categories = annotated.count_categories()
-        ignored_count = annotated.count_ignored()
-        ignored = (
-            f", {ignored_count} marks are ignored (iscrowd, __ignore__)" if ignored_count else ""
-        )
+            return self._take_labels(image_set, annotated)
+        self._note_used(annotated.files)
         if self.classes is not None:
-            _check_known(self.classes, set(categories), "categories of the annotations")
+            categories = set(annotated.count_categories())
+            _check_known(self.classes, categories, "categories of the annotations")
         paths = (*annotated.files, *image_set.images)
         purpose = f"masks {ANNOTATION_FORMAT} {self.classes} {self.read.fingerprint()}"
         folder = self._make_folder(
@@ -370,10 +356,31 @@ class InspectionFiles(MaskedImageFolder):
             image_set,
             layout=annotated.layout,
             masks=tuple(masks),
-            where=f"drawn from {annotated.layout} files{self._describe_categories(categories)}{ignored}",
+            where=f"drawn from {annotated.layout} files{self._describe_marks(annotated)}",
             boxes=None if annotated.layout == "csv" else folder / _BOXES,
             bad=frozenset(image_set.images[number] for number in problems["images"]),
         )
+
+    def _take_labels(self, image_set: InspectionSet, unmarked: Annotated | None) -> InspectionSet:
+        """Return the set with the labels of a table, if it has one.
+
+        Args:
+            image_set: Its images.
+            unmarked: What was read of files of annotations that mark nothing, if there are any.
+        """
+        used = [] if unmarked is None else [*unmarked.files]
+        table = self._read_labels(image_set)
+        if table is not None:
+            used.append(table.path)
+            kinds = name_kinds([[label] for label in table.labels], self.good)
+            image_set = replace(image_set, kinds=kinds)
+        self._note_used(used)
+        if unmarked is not None:
+            self._report_unread(unmarked.problems)
+        return image_set
+
+    def _note_used(self, files: Sequence[Path]) -> None:
+        add_label_files(self.leftovers, self.folder, "masks", files, with_unknown=not files)
 
     def _read_labels(self, image_set: InspectionSet) -> ImageLabels | None:
         """Read a CSV of labels where no folder holds good images; None where none is asked for."""
@@ -449,12 +456,15 @@ class InspectionFiles(MaskedImageFolder):
         """Report that there are files of annotations, and that none of them can be read."""
         heading = "no annotations can be read"
         if self.on_bad == "error":
-            cure = (
-                "fix or remove them; with data.on_bad=skip the images count as having no "
-                "annotations"
-            )
+            cure = "fix or remove them; with data.on_bad=skip images count as without annotations"
             problems.raise_if_any(heading, cure)
-        problems.warn_if_any(log, f"{heading}, so the images count as having no annotations")
+        problems.warn_if_any(log, f"{heading}, so the images count as without annotations")
+
+    def _describe_marks(self, annotated: Annotated) -> str:
+        """Return how many marks there are of each category, and how many are ignored."""
+        ignored = annotated.count_ignored()
+        note = f", {ignored} marks are ignored (iscrowd, __ignore__)" if ignored else ""
+        return self._describe_categories(annotated.count_categories()) + note
 
     def _describe_categories(self, counts: "dict[str, int]") -> str:
         listed = describe_counts(counts, "no label")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from lit_data.core.checks import check_choice
-from lit_data.core.errors import ConfigError, DataError, list_problems, show_path
+from lit_data.core.errors import ConfigError, DataError, Problems, show_path
 from lit_data.core.leftovers import Leftovers
 from lit_data.images.decoders import ImageSource
 from lit_data.images.discovery import find_images
@@ -132,30 +132,49 @@ def _match_roles(
     listing = find_images(root, patterns=patterns, exclude=exclude, leftovers=leftovers)
     paths = {Path(os.path.relpath(path, root)).as_posix(): path for path in listing.paths}
     names_of = {role: find_role(files[role], paths) for role in roles}
-    keys = sorted(set().union(*names_of.values()))
-    groups, faults, missing = [], [], []
     # Every key that any role has needs one file of each role.
-    for key in keys:
-        group: list[Path] = []
-        for role in roles:
-            candidates = [paths[name] for name in names_of[role].get(key, ())]
-            if not candidates:
-                # It is a bad image, which `on_bad` leaves out or refuses as any other.
-                name = files[role].replace("*", key)
-                candidates = [root / name]
-                missing.append((name, f"{role} is missing"))
-            elif len(candidates) > 1:
-                other = show_path(candidates[1])
-                faults.append((str(candidates[0]), f"{role} may be this file or {other}"))
-            group.append(candidates[0])
+    candidates: dict[str, list[list[Path]]] = {}
+    for key in sorted(set().union(*names_of.values())):
+        candidates[key] = [[paths[name] for name in names_of[role].get(key, ())] for role in roles]
+    _refuse_doubles(root, roles, candidates)
+    _refuse_no_partners(root, roles, files, candidates)
+    groups = []
+    for key, of_roles in candidates.items():
+        group = []
+        for role, of_role in zip(roles, of_roles, strict=True):
+            # A missing file is a bad image, which `on_bad` leaves out or refuses as any other.
+            expected = root / files[role].replace("*", key)
+            group.append(of_role[0] if of_role else expected)
         groups.append(tuple(group))
-    if faults:
-        raise list_problems(faults).make_error(
-            f"{len(faults)} files in {show_path(root)} match more than one image or role"
-        )
-    if missing and not any(all(key in names_of[role] for role in roles) for key in keys):
-        raise list_problems(missing).make_error(
-            f"{len(missing)} files are missing in {show_path(root)}, so no image has all of its "
-            "files"
-        )
     return groups
+
+
+def _refuse_doubles(
+    root: Path, roles: Sequence[str], candidates: Mapping[str, list[list[Path]]]
+) -> None:
+    doubles = Problems()
+    for of_roles in candidates.values():
+        for role, paths in zip(roles, of_roles, strict=True):
+            if len(paths) > 1:
+                doubles.add(paths[0], f"{role} may be this file or {show_path(paths[1])}")
+    what = f"{len(doubles)} files in {show_path(root)} match more than one image or role"
+    doubles.raise_if_any(what)
+
+
+def _refuse_no_partners(
+    root: Path,
+    roles: Sequence[str],
+    files: Mapping[str, str],
+    candidates: Mapping[str, list[list[Path]]],
+) -> None:
+    if any(all(of_roles) for of_roles in candidates.values()):
+        return
+    missing = Problems()
+    for key, of_roles in candidates.items():
+        for role, paths in zip(roles, of_roles, strict=True):
+            if not paths:
+                missing.add(files[role].replace("*", key), f"{role} is missing")
+    what = (
+        f"{len(missing)} files are missing in {show_path(root)}, so no image has all of its files"
+    )
+    missing.raise_if_any(what)

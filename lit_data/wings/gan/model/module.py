@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from lit_data.core.batch_form import count_samples
 from lit_data.core.checks import check_choice
 from lit_data.core.errors import ConfigError
 from lit_data.core.types import Batch, Size
-from lit_data.models.schedule import OptimizerFactory, Schedule, check_schedule, schedule_optimizer
+from lit_data.models.schedule import OptimizerFactory, Schedule, schedule_optimizer
 from lit_data.wings.gan.model.conditions import Conditions, Part, PartDraws, RayPatches, Use
 from lit_data.wings.gan.model.generator import GeneratorModule, check_net
 from lit_data.wings.gan.model.nets import ConvDiscriminator, ConvGenerator, widen
@@ -360,7 +360,7 @@ def _step(optimizer: LightningOptimizer) -> None:
 
 
 def _check_choices(loss: str, schedule: Schedule) -> None:
-    check_schedule(schedule)
+    check_choice("schedule", schedule, get_args(Schedule))
     if schedule == "plateau":
         raise ConfigError(
             "schedule='plateau' needs a metric, and two opposing losses have none: choose another"

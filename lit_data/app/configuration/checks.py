@@ -17,9 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from lit_data.app.configuration.names import (
     check_targets,
-    find_targets,
     join_key,
     resolve_target,
+    resolve_targets,
     walk,
 )
 from lit_data.app.configuration.rows import CONF, Files
@@ -91,7 +91,8 @@ def check_job(
     """
     if _may_add_keys(cfg, words):
         _check_top_level(tree, cfg)
-    missing = sorted(key for key, value in walk(job) if value == "???")
+    values = dict(walk(job))
+    missing = sorted(key for key, value in values.items() if value == "???")
     if missing:
         raise ConfigError(missing_value(missing[0]))
     if cfg.command != tree.command:
@@ -106,17 +107,16 @@ def check_job(
         )
     check_types(_Common, {name: job[name] for name in _Common._fields if name in job})
     check_plain(job)
-    _check_numbers(job)
-    # Names come before what Hydra's node says, for which they are imported.
-    check_targets({"hydra": hydra})
+    _check_numbers(values)
     check_targets(job)
     _check_hydra_node(hydra, words)
     _check_run_name(job)
+    _check_addresses(values)
 
 
-def _check_numbers(job: Mapping[str, Any]) -> None:
+def _check_numbers(values: Mapping[str, Any]) -> None:
     """Refuse NaN, which would fail late, in the middle of a run, or never."""
-    for key, value in walk(job):
+    for key, value in values.items():
         if isinstance(value, float) and math.isnan(value):
             raise ConfigError(f"'{key}' is nan: give a number.")
 
@@ -210,14 +210,13 @@ def _check_hydra_node(hydra: Mapping[str, Any], words: Sequence[Override]) -> No
     """Refuse names of code that are not allowed, however Hydra's node spells them.
 
     Args:
-        hydra: the resolved node as plain data; the names of its targets are checked already.
+        hydra: the resolved node as plain data.
         words: of the command line, which may give variables and lines of a shell.
 
     Raises:
         ConfigError: names the key and the value, or the package that a launcher or sweeper needs.
     """
-    for key, target in find_targets(hydra, "hydra"):
-        resolve_target(str(target), key)
+    resolve_targets(hydra, "hydra")
     for key, name in _find_factories(hydra):
         if name not in _LOGGING_NAMES:
             raise ConfigError(
@@ -270,7 +269,6 @@ def _check_run_name(job: Mapping[str, Any]) -> None:
             "paths.runs is empty: is it a shell variable that is not set? Name a folder, or "
             "remove it"
         )
-    _check_addresses(job)
     path = Path(name)
     if not path.parts or ".." in path.parts or path.is_absolute():
         raise ConfigError(
@@ -284,28 +282,25 @@ def _check_run_name(job: Mapping[str, Any]) -> None:
         )
 
 
-def _check_addresses(job: Mapping[str, Any]) -> None:
+def _check_addresses(values: Mapping[str, Any]) -> None:
     """Refuse an address in an option that names a folder or file of this machine.
 
     Callbacks and loggers of Lightning take addresses themselves; ours write to local folders.
 
     Args:
-        job: the resolved configuration as plain data.
+        values: nodes and values of the resolved configuration by their keys.
 
     Raises:
         ConfigError: names the key and the address.
     """
-    predictions = (job.get("predict") or {}).get("folder")
+    predictions = values.get("predict.folder")
     if isinstance(predictions, str) and is_remote(predictions):
         parse_store(predictions, "predict.folder")
     else:
         check_local("predict.folder", predictions)
     for key in _LOCAL_OPTIONS:
-        group, _, name = key.partition(".")
-        options = job.get(group)
-        if isinstance(options, Mapping):
-            check_local(key, options.get(name))
-    for key, node in walk(job):
+        check_local(key, values.get(key))
+    for key, node in values.items():
         if isinstance(node, Mapping) and str(node.get("_target_")).startswith(_OUR_CALLBACKS):
             check_local(f"{key}.path", node.get("path"))
 

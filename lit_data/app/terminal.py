@@ -158,9 +158,10 @@ def describe_duration(trainer: Trainer, batch_s: float, steps_a_batch: float) ->
     """
     batches = float(trainer.num_training_batches)
     epoch_s = batch_s * batches
+    validation_s = 0.0
     if trainer.enable_validation:
-        every = trainer.check_val_every_n_epoch or 1
-        epoch_s += batch_s * _VALIDATION * sum(trainer.num_val_batches) / every
+        validation_s = batch_s * _VALIDATION * sum(trainer.num_val_batches)
+        epoch_s += validation_s / (trainer.check_val_every_n_epoch or 1)
     limits_s = []
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
         limits_s.append(epoch_s * (trainer.max_epochs - trainer.current_epoch))
@@ -171,7 +172,8 @@ def describe_duration(trainer: Trainer, batch_s: float, steps_a_batch: float) ->
     for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by its callback connector
         is_stopped_early |= isinstance(callback, EarlyStopping)
         if isinstance(callback, Timer) and callback.time_remaining() is not None:
-            limits_s.append(float(callback.time_remaining() or 0))
+            # The last validation comes after the limit.
+            limits_s.append(float(callback.time_remaining() or 0) + validation_s)
     total_s = min(filter(math.isfinite, limits_s), default=0.0)
     if total_s < _WORTH_SAYING_S:
         return ""

@@ -186,7 +186,9 @@ def _settle_paths(cfg: DictConfig, typed: Mapping[str, Any], folder: Path) -> No
     if "cache_dir" in cfg.data:
         cfg.data.cache_dir = cfg.paths.cache
     root = cfg.data.get("root") if typed["root"] is None else typed["root"]
-    if root is not None and typed["root"] is None and "://" not in str(root):
+    # In the folder of the start a path stays as it was typed, because stores go by it.
+    is_elsewhere = folder.resolve() != Path.cwd()
+    if root is not None and typed["root"] is None and is_elsewhere and "://" not in str(root):
         root = str(folder / Path(root).expanduser())
     cfg.data.root = root
     splits = cfg.data.get("splits")

@@ -24,7 +24,13 @@ from lit_data.predict.journal import Entry
 from lit_data.predict.net_facts import NetFacts
 from lit_data.predict.options import ExportRequest, Predicted, PredictOptions, PredictRun, Use
 from lit_data.predict.task import Task, choose_strata, draw_before_after
-from lit_data.predict.verdict_table import COUNTED_COLUMNS, Row, VerdictTable
+from lit_data.predict.verdict_table import (
+    COUNTED_COLUMNS,
+    Row,
+    VerdictTable,
+    describe_row,
+    is_wrong,
+)
 from lit_data.predict.worst_images import draw_worst
 from lit_data.predict.writer import BankWriter, Written
 from lit_data.wings.detection.box_errors import BoxErrors
@@ -419,8 +425,10 @@ class BoxWriter(BankWriter):
             boxes = self._shrink(number, _read_rows(entry))  # in pixels of the stored image
             boxes = boxes._replace(corners=boxes.corners / step)
             show_boxes(cell, image, boxes, self.class_names)
-            name = PurePath(entry.image).name[-32:]
-            cell.set_title(f"{name}: {len(entry.rows)} objects", fontsize=8)
+            row = self._table.make_row(entry, number, is_found=bool(entry.rows))
+            count = f"{len(entry.rows)} object{'s' if len(entry.rows) != 1 else ''}"
+            title = f"{PurePath(entry.image).name[-32:]}\n{describe_row(row)}, {count}"
+            cell.set_title(title, fontsize=8, color="crimson" if is_wrong(row) else "black")
         path = self._folder / "predictions.png"
         save_figure(figure, path, "images with the highest scores", ())
 

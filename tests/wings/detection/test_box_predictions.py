@@ -1,6 +1,7 @@
 """What ``predict`` and the pictures say about images with boxes."""
 
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from lightning import LightningModule
+from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
 from torch import Tensor
 
@@ -18,7 +20,7 @@ from lit_data.core.errors import BatchMemoryError, ConfigError
 from lit_data.core.types import Batch, Stage
 from lit_data.loading import LoaderOptions
 from lit_data.predict import Predicted, find_task
-from lit_data.wings.detection import DetectionDataModule
+from lit_data.wings.detection import DetectionDataModule, predictions
 from lit_data.wings.detection.box_figures import find_true
 from lit_data.wings.detection.box_truth import BoxTruth
 from tests.helpers.reading import opened
@@ -88,6 +90,17 @@ def unbroken(data: DetectionDataModule, tmp_path_factory: pytest.TempPathFactory
         "predict/images_bad": 0,
     }
     return folder
+
+
+def test_a_picture_says_verdict_score_and_objects_of_each_image(
+    data: DetectionDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(predictions, "save_figure", lambda figure, *_: figures.append(figure))
+    _predict(data, tmp_path)
+    titles = [cell.get_title() for cell in figures[0].axes if cell.get_title()]
+    assert all(re.search(r"\.png\n.+, score 0\.90, \d objects?$", title) for title in titles)
+    assert not any(title.endswith(", 1 objects") for title in titles)
 
 
 def test_what_is_found_is_written_in_the_coordinates_of_the_files(
@@ -193,7 +206,7 @@ def test_the_rectangle_of_a_picture_lies_at_the_edge_of_its_box(
         ([{"boxes": 1}], "must return a list"),
         (
             [answer(torch.ones(1, 4), torch.tensor([3]))],
-            r"finds class 3, and the dataset has 3, from 0: set model\.net\.classes",
+            r"finds class 3, but the dataset has 3, from 0: set model\.net\.classes",
         ),
         (
             [answer(torch.ones(1, 4), torch.tensor([1]))] * 3,

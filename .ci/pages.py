@@ -1,11 +1,14 @@
-"""Reading level of the pages: ends with 1 where sentences are long, or where the field has another word.
+"""Reading level of pages and messages: ends with 1 if sentences are long, or if the field has another word.
 
-Sentences are those outside of code, tables and headings. CONTRIBUTING.md explains the style.
+Sentences are those outside of code, tables and headings. Messages are the texts of errors, of log lines and of comments
+in the configuration. CONTRIBUTING.md explains the style.
 """
 
+import ast
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -55,6 +58,23 @@ WORDS = {
     "survives?": "recovers from",
     "turn(s|ed)?( them)? round": "invert",
 }
+IN_MESSAGES = {
+    "(?<!there )(are|is) no": "is not a",
+    "beside": "next to, in addition to, or with",
+    "colour(?!s)": "color",
+    "labelled": "labeled",
+    "lies?": "is",
+    "optimis(e|ation)|quantise": "optimize, quantize",
+    "takes? the place": "replaces",
+    "mend": "fix",
+    "a share": "a fraction",
+    "stands?": "is",
+    "turns?( them)? round": "invert",
+}
+"""Words that messages do not have either."""
+OPTIONS = {"colours?", "normalisation|normalised?"}
+"""Words of pages that messages have as names of options."""
+LOGGING = {"debug", "info", "warning", "error", "exception", "rank_zero_info", "rank_zero_warn"}
 CODE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`[^`]*`")
 NO_PROSE = re.compile(r"^\s*(\||#|!\[|<|\(\w+\)=|\+|:::|---).*$", re.MULTILINE)
@@ -94,6 +114,37 @@ def read_page(path: Path) -> str:
     return "\n\n".join("".join(cell["source"]) for cell in cells)
 
 
+def list_messages(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each message of a file of Python, or of each comment of a file of YAML."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".yaml":
+        for number, line in enumerate(text.splitlines(), 1):
+            yield number, line.partition("#")[2]
+        return
+    for node in ast.walk(ast.parse(text)):
+        called = node.func if isinstance(node, ast.Call) else None
+        name = getattr(called, "attr", getattr(called, "id", ""))
+        if isinstance(node, ast.Raise) or name in LOGGING:
+            for part in ast.walk(node):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.lineno, part.value
+
+
+def count_unusual_messages() -> int:
+    """Print each message with a word for which the field has another, and return how many there are."""
+    count = 0
+    words = {word: better for word, better in WORDS.items() if word not in OPTIONS} | IN_MESSAGES
+    files = [*(ROOT / "lit_data").rglob("*"), *(ROOT / "lit_inspect").glob("*.py")]
+    for path in sorted(path for path in files if path.suffix in (".py", ".yaml")):
+        for line, message in list_messages(path):
+            prose = INLINE_CODE.sub("", message)
+            for word in words:
+                if re.search(rf"(?<![.\w=])({word})\b(?!=)", prose):
+                    print(f"{path.relative_to(ROOT)}:{line}: '{word}': write '{words[word]}'")
+                    count += 1
+    return count
+
+
 def main() -> int:
     """Print the median sentence of each page, and return 1 where something is to be rewritten."""
     code = 0
@@ -108,7 +159,7 @@ def main() -> int:
             notes += [f"'{word}': write '{WORDS[word]}'" for word in list_unusual_words(page)]
         print(f"{path.relative_to(ROOT)}: {words:g} words in the median sentence", *notes, sep=", ")
         code = code or bool(notes)
-    return int(code)
+    return int(code or count_unusual_messages() > 0)
 
 
 if __name__ == "__main__":

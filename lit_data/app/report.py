@@ -68,7 +68,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         except OSError as error:
             raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
         if not runs:
-            raise DataError(f"{path} is no run and holds none: {_WHAT_IT_IS}")
+            raise DataError(f"{path} is not a run and holds none: {_WHAT_IT_IS}")
         for run in runs:
             folders.setdefault(run.resolve(), run)
     return list(folders.values())

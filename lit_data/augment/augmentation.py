@@ -47,7 +47,7 @@ class Layers:
             )
         if self.masks is not None and not self._fits(self.masks):
             raise ConfigError(
-                f"masks are {_describe(self.masks)} beside images {_describe(self.images)}: they "
+                f"masks are {_describe(self.masks)} with images {_describe(self.images)}: they "
                 "must be [B, K, H, W]"
             )
         if self.boxes is not None and (self.boxes.ndim != 2 or self.boxes.shape[1] != BOX_COLUMNS):

@@ -28,8 +28,8 @@ class BoxLimits:
         """Check the ranges."""
         if self.min_px < 0 or not 0 <= self.min_visible <= 1:
             raise ConfigError(
-                f"min_box_px={self.min_px}, min_box_visible={self.min_visible}: need min_box_px >= "
-                "0 and a share 0..1"
+                f"min_box_px={self.min_px}, min_box_visible={self.min_visible}: need min_box_px "
+                ">= 0 and a fraction 0..1"
             )
 
 

@@ -279,7 +279,7 @@ def _read_tiles(images: WholeImages, sides_px: Size, count: int) -> Iterator[Ten
         try:
             pixels = np.asarray(images.load(int(number)))
         except DataError as error:
-            log.warning("left out of the check: %s", error)
+            log.warning("not checked: %s", error)
             continue
         tile = _cut_middle(pixels, sides_px)
         # The clone is no inference tensor any more, so that it can be traced with.

@@ -74,7 +74,7 @@ IMAGES = torch.zeros(2, 3, 4, 5)
     [
         ({"images": IMAGES.double()}, r"5\] float64: they must be \[B, C, H, W\] float32"),
         ({"images": IMAGES[0]}, r"images are \[3, 4, 5\] float32"),
-        ({"masks": torch.zeros(2, 1, 5, 4)}, r"5, 4\] float32 beside images \[2, 3, 4, 5\]"),
+        ({"masks": torch.zeros(2, 1, 5, 4)}, r"5, 4\] float32 with images \[2, 3, 4, 5\]"),
         ({"masks": torch.zeros(1, 1, 4, 5)}, r"must be \[B, K, H, W\]"),
         ({"boxes": torch.zeros(3, 5)}, r"boxes are \[3, 5\] float32: they must be \[N, 6\]"),
     ],

@@ -365,7 +365,7 @@ def test_a_batch_of_one_sample_that_cannot_be_moved_ends_the_other_rank_too(runs
 
 def _assert_ended(runs: Runs, name: str, fault: Fault) -> None:
     failed, other = runs.ranks[fault.rank][name], runs.ranks[1 - fault.rank][name]
-    message = f"RankMismatchError: rank {fault.rank} failed in this step: its own message says why"
+    message = f"RankMismatchError: rank {fault.rank} failed in this step: see its own message"
     assert other["error"] == message
     own = "ValueError: broken" if fault.error is ValueError else "BatchMemoryError: batch "
     assert failed["error"].startswith(own)

@@ -97,7 +97,7 @@ def check_job(
         raise ConfigError(missing_value(missing[0]))
     if cfg.command != tree.command:
         raise ConfigError(
-            f"'command' is {cfg.command!r}, but the first word on the command line says "
+            f"'command' is {cfg.command!r}, but the first word on the command line is "
             f"'{tree.command}'."
         )
     if isinstance(cfg.get("data"), DictConfig) and "_target_" not in cfg.data:

@@ -83,7 +83,7 @@ class Ranks:
         failed_ranks = table[:, 0].nonzero().flatten().tolist()
         if failed_ranks:
             raise RankMismatchError(
-                f"rank {failed_ranks[0]} failed in this step: its own message says why"
+                f"rank {failed_ranks[0]} failed in this step: see its own message"
             )
         smallest_size = int(table[:, 2].min())
         if smallest_size < active.search.size:

@@ -100,7 +100,7 @@ def choose_precision(encoded: bytes, cfg: DictConfig, options: Int8Options) -> b
     if float_graph.inspector.settings.guarantee is not None:
         log.warning("verdicts in int8 have no guarantee: the run was calibrated in float32")
     if speedup < 1:
-        log.warning("int8 is no faster on this processor: %s", result)
+        log.warning("int8 is not faster on this CPU: %s", result)
     else:
         print(f"int8: {result}")
     return quantised

@@ -125,7 +125,7 @@ TRAINERS = "There are: auto, cpu, ddp, ddp_cpu, fsdp, gpu."
         ("+seed=3", "'+seed=3': this key already exists; write seed=3 to replace its value."),
         ("data.loader={bacth_size:4}", "unknown key 'data.loader.bacth_size'. Did you mean 'data"),
         ("model.net.widht=4", "unknown key 'model.net.widht'. Did you mean 'model.net.width'?"),
-        ("command=test", "'command' is 'test', but the first word on the command line says 'fit'."),
+        ("command=test", "'command' is 'test', but the first word on the command line is 'fit'."),
     ],
 )
 def test_mistake_is_named_in_one_line(word: str, message: str) -> None:

@@ -401,7 +401,7 @@ def _read_pixels(item: _Slice) -> Array:
         ) from error
     if pixels.shape != item.size or pixels.dtype.itemsize != item.scale.stored.itemsize:
         raise DataError(
-            f"pixels {pixels.dtype} {pixels.shape}, "
-            f"but its header says {item.scale.stored} {item.size}"
+            f"pixels {pixels.dtype} {pixels.shape}, but its header states {item.scale.stored} "
+            f"{item.size}"
         )
     return pixels

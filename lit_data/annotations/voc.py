@@ -263,13 +263,7 @@ def read_voc_labels(
         DataError: Lists what is wrong with any object of any file.
     """
     problems = Problems()
-    roots: list[Element | None] = [None] * len(images)
-    for image, path in enumerate(files):
-        if path is not None:
-            try:
-                roots[image] = read_xml(path)
-            except DataError as error:
-                problems.add(path, str(error))
+    roots = _read_roots(files, problems)
     collector = BoxCollector(_choose_form(roots, files), frames, on_bad=on_bad)
     collector.problems.extend(problems)
     names = _collect_names(roots) if classes is None else check_classes(classes)
@@ -282,20 +276,29 @@ def read_voc_labels(
         collector.state_size(image, root.findtext("size/height"), root.findtext("size/width"))
         for index, item in enumerate(root.iterfind("object"), 1):
             is_difficult = _read_text(item, "difficult") == "1"
-            if difficult is not False or not is_difficult:
-                is_ignored = is_difficult and difficult == "ignore"
-                _read_object(
-                    collector,
-                    image,
-                    index,
-                    item,
-                    numbers,
-                    allowed=allowed,
-                    is_ignored=is_ignored,
-                )
+            if is_difficult and difficult is False:
+                continue
+            is_ignored = is_difficult and difficult == "ignore"
+            _read_object(
+                collector, image, index, item, numbers, allowed=allowed, is_ignored=is_ignored
+            )
     if not names:
         collector.problems.add("classes", "no file names one; set data.classes=[NAME, ...]")
     return collector.finish(names)
+
+
+def _read_roots(files: Sequence[PathText | None], problems: Problems) -> "list[Element | None]":
+    """Return the content of each file, None without one; bad files are None too, and are problems."""
+    roots: list[Element | None] = []
+    for path in files:
+        root = None
+        if path is not None:
+            try:
+                root = read_xml(path)
+            except DataError as error:
+                problems.add(path, str(error))
+        roots.append(root)
+    return roots
 
 
 def read_xml(path: PathText, tag: str = "annotation", max_bytes: int = MAX_XML_BYTES) -> "Element":

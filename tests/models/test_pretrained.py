@@ -77,7 +77,7 @@ def test_names_of_weights_are_told_from_files() -> None:
     "name", ["pretrained", "pretrained_cfg", "checkpoint_path", "weights_backbone", "cache_dir"]
 )
 def test_options_that_read_files_or_servers_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"options.{name} is not for here"):
+    with pytest.raises(ConfigError, match=f"options.{name} is not allowed here"):
         check_options({name: "http://somewhere"})
 
 

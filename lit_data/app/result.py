@@ -81,7 +81,7 @@ _LOWER_IS_BETTER = re.compile(
 )
 _HIGHER_IS_BETTER = re.compile(
     r"per_s$|precision|recall|dice|success"
-    r"|(^|_)(f1|iou|map|auc|auroc|aupro|aupimo|froc|acc|accuracy|psnr|ssim|r2|score|jaccard)($|_|\d)"
+    r"|(^|_)(f1|iou|ap|map|auc|auroc|aupro|aupimo|froc|acc|accuracy|psnr|ssim|r2|score|jaccard)($|_|\d)"
 )
 
 

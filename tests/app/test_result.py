@@ -9,6 +9,7 @@ import torch
 
 from lit_data.app.result import (
     KEYS,
+    find_direction,
     find_summary,
     join_scores,
     read_summary,
@@ -102,3 +103,10 @@ def test_a_summary_that_is_no_object_is_damaged(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"summary.json is not a JSON object"):
         read_summary(tmp_path)
     assert find_summary(tmp_path) is None
+
+
+def test_more_is_better_of_scores_of_a_class_too() -> None:
+    higher = ("val/ap50_rolled-in_scale", "ap_scratches", "test/map50", "image_auroc_bent")
+    assert {find_direction(name) for name in higher} == {1}
+    assert find_direction("train/loss") == -1
+    assert find_direction("apples") == find_direction("lr") == 0

@@ -206,6 +206,16 @@ def test_workers_draw_the_same_defects_as_the_device(
     )
 
 
+@pytest.mark.parametrize("backend", ["cpu", "device"])
+def test_the_dataset_says_whether_its_batches_are_drawn_into(make: Make, backend: str) -> None:
+    datamodule = make(backend=backend)
+    batch = next(iter(datamodule.make_loader("train")))
+    # A mask among the keys of a batch changes nothing.
+    batch["mask"] = torch.zeros(len(batch["index"]), 1, 32, 32)
+    assert ("plan" in datamodule.plan_batch(batch, "train")) == (backend == "device")
+    assert "plan" not in datamodule.plan_batch(batch, "predict")
+
+
 def test_images_without_mask_and_masks_without_image_are_listed(make: Make, tmp_path: Path) -> None:
     root = write_images(tmp_path / "images")
     (root / "masks").mkdir()

@@ -37,7 +37,7 @@ class EmptyCache(UndoneCallback):
     Logged with the Trainer's ``log_every_n_steps`` if there was a release since the last time:
 
     - ``cache/freed_bytes``: memory released since the last time, in bytes: reserved memory on the
-    device before minus after; on the CPU the resident set of this process
+      device before minus after; on the CPU the resident set of this process
     - ``cache/seconds``: time it took, in seconds, garbage collection included
 
     Args:

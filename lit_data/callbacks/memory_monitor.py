@@ -59,12 +59,12 @@ class MemoryMonitor(UndoneCallback):
     - ``memory/peak_bytes``: most that was allocated since the last measurement of a training batch
     - ``memory/fragmentation``: fraction of the reserved memory that is in no tensor, 0 to 1
     - ``memory/free_bytes``: still available on the device, or on the CPU in the machine or
-    container
+      container
     - ``memory/limit_bytes``: the sum of that and the reserved memory
     - ``memory/rss_bytes``: resident memory of this process
     - ``memory/pss_bytes``: resident memory of this process and its children, shared pages counted
-    once; less often if reading is slow (`memory.record.TreeReader`), never if the system does not
-    provide it
+      once; less often if reading is slow (`memory.record.TreeReader`), never if the system does not
+      provide it
     - ``memory/shared_bytes``: of that, shared memory (/dev/shm, memfd)
     - ``memory/pinned_bytes``: page-locked by torch's allocator, not by others; with CUDA only
 
@@ -72,7 +72,7 @@ class MemoryMonitor(UndoneCallback):
     (`lit_data.callbacks.memory.record.Growth`):
 
     - ``memory/growth_bytes_per_epoch``: growth of ``pss_bytes``, or of ``rss_bytes`` if the system
-    does not provide it
+      does not provide it
     - ``memory/allocated_growth_bytes_per_epoch``: of ``allocated_bytes``
 
     Each rank logs its own values. The first rank includes the ranks that Lightning's launcher

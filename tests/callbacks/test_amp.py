@@ -114,7 +114,7 @@ def test_training_is_that_of_lightnings_own_plugin(precision: Any, clip: float |
 
 @pytest.mark.parametrize(("flag", "precision"), [("bf16-mixed", "fp32"), ("64-true", "bf16")])
 def test_a_trainer_that_sets_the_precision_is_refused(flag: str, precision: Any) -> None:
-    message = rf"Trainer\(precision='{flag}'\) .* already - allowed: '32-true'.* - leave that out"
+    message = rf"Trainer\(precision='{flag}'\) .* already - allowed: '32-true'.* - remove that"
     with pytest.raises(ConfigError, match=message):
         train(Model(), AMP(precision), precision=flag)
 
@@ -202,7 +202,7 @@ def test_losses_that_are_not_finite_end_bf16(
     train(model, amp, accumulate_grad_batches=2)
     assert model.dtypes == [torch.bfloat16] * 4 + [torch.float32] * 4
     assert "the loss is not finite in batch 2, 3 of epoch 0" in caplog.text
-    assert "had no finite loss in bf16 and the weights are not finite: go on from" in caplog.text
+    assert "had no finite loss in bf16 and the weights are not finite: resume from" in caplog.text
     assert amp.summary() == {"amp/precision": "fp32", "amp/skipped_steps": 0}
 
 

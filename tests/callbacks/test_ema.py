@@ -229,7 +229,7 @@ def test_small_steps_move_the_average_of_bfloat16() -> None:
 
 @pytest.mark.parametrize("other", [EMAWeightAveraging(), StochasticWeightAveraging(swa_lrs=0.1)])
 def test_another_average_beside_it_is_refused(tmp_path: Path, other: Callback) -> None:
-    with pytest.raises(ConfigError, match=r"EMA: \w+ averages the weights too.*leave one of them"):
+    with pytest.raises(ConfigError, match=r"EMA: \w+ averages the weights too.*remove one of them"):
         _fit(tmp_path, 1, None, other)
 
 
@@ -238,7 +238,7 @@ def test_a_decay_out_of_range_and_spread_weights_are_refused() -> None:
         EMA(decay=1.0)
     trainer = Trainer(**QUIET)
     trainer.strategy.__class__ = FSDPStrategy
-    with pytest.raises(ConfigError, match=r"FSDPStrategy spreads the weights.*callbacks.ema=null"):
+    with pytest.raises(ConfigError, match=r"FSDPStrategy shards the weights.*callbacks.ema=null"):
         EMA().setup(trainer, _Module(), "fit")
 
 

@@ -160,7 +160,7 @@ def test_when_much_is_unused_before_a_backward(run: Run) -> None:
     run.cache.unused = 0.5
     run.fit(EmptyCache(unused_fraction=0.4, max_cost_fraction=0.9), limit_train_batches=21)
     assert run.cache.looks == 3
-    assert run.listener.whens == ["as more than 40% of it was in no tensor"] * 3
+    assert run.listener.whens == ["because more than 40% of it was in no tensor"] * 3
     run.listener.events.clear()
     run.fit(EmptyCache(unused_fraction=0.6))
     assert run.listener.events == []

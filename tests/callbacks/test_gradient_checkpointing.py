@@ -234,10 +234,10 @@ def test_a_module_that_took_no_part_is_named_once(caplog: pytest.LogCaptureFixtu
         (["blocks"], r"which has no forward pass .* choose what it holds: 'blocks\.\*'"),
         (["bloc*"], r"'blocks' is a ModuleList"),
         # one inside another
-        (["features.0", "features"], r"'features\.0' lies inside 'features', .* - choose one"),
-        (["head", "head.?"], r"'head\.0' lies inside 'head'"),
+        (["features.0", "features"], r"'features\.0' is inside 'features', .* - choose one"),
+        (["head", "head.?"], r"'head\.0' is inside 'head'"),
         # the same module under another name
-        (["features", "blocks.0"], r"'blocks\.0' lies inside 'features'"),
+        (["features", "blocks.0"], r"'blocks\.0' is inside 'features'"),
     ],
 )
 def test_what_cannot_be_wrapped_is_refused(modules: list[str], message: str) -> None:

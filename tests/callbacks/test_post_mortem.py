@@ -138,5 +138,5 @@ def test_a_part_that_fails_says_so_and_the_others_stay(monkeypatch: pytest.Monke
     monkeypatch.setattr(post_mortem, "find_tensors", fail)
     text = describe_failure(_trainer(), None, READING, [])
     assert "## memory\ncould not be read: RuntimeError: no\n" in text
-    assert "## error\nnot known\n" in text
+    assert "## error\nunknown\n" in text
     assert "## last batches\nnone yet\n" in text

@@ -140,7 +140,7 @@ def test_a_small_set_that_keeps_files_open_is_not_read_where_others_are_forked(l
 
 @pytest.mark.parametrize(("act", "error", "text"), [
     (_raise, KeyError, "no such image"),
-    (_refuse, DataError, "images/7.png is cut short\n  while loading the first samples, in a proc"),
+    (_refuse, DataError, "images/7.png is cut short\n  while loading the first samples, in a sep"),
     (_raise_what_cannot_be_pickled, DataError, "(?s)while loading|loading the first .*Local: odd"),
     (_leave, DataError, "(?s)loading the first samples, in a separate process failed.*SystemExit: 3"),
     (_kill, WorkerDiedError, r"a process was killed \(SIGKILL\) while it read the first samples"),
@@ -227,7 +227,7 @@ def test_what_cannot_be_pickled_is_refused_with_a_cure_or_read_here() -> None:
             list(_open(dataset, **SPAWN))
         loader = _open(dataset, start_method="spawn")
         assert sum(len(batch["index"]) for batch in loader) == 64
-        assert "cannot be read in a process of its own (ConfigError: Lazy" in loader.choice.reason
+        assert "cannot be read in a separate process (ConfigError: Lazy" in loader.choice.reason
 
 
 def test_records_of_one_file_are_right_with_many_workers(tmp_path: Path) -> None:

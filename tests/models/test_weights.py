@@ -122,7 +122,7 @@ REFUSED = {
     "nothing fits": (
         lambda at: _save({"fc.weight": torch.ones(2, 2)}, at / "a.pt"),
         StoreError,
-        "has no weight that fits UNet: it holds fc.weight, and the net stem.0.weight",
+        "has no weight that fits UNet: the file holds fc.weight, the net stem.0.weight",
     ),
     "NaN": (
         lambda at: _save(_tensors(torch.tensor(torch.nan)), at / "a.pt"),

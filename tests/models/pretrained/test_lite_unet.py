@@ -59,7 +59,7 @@ def test_it_learns_to_mark_what_is_bright() -> None:
         ({"width": 0}, "width=0 is not usable"),
         ({"prior": 1.0}, "need 0 < prior < 1"),
         ({"size": "lite9"}, "size='lite9' is unknown"),
-        ({"strides_px": [2, 8]}, r"strides_px=\[2, 8\]: leave none out"),
+        ({"strides_px": [2, 8]}, r"strides_px=\[2, 8\]: list all of them"),
         ({"weights": "imagnet"}, "weights='imagnet' is unknown: choose imagenet, null"),
         ({"encoder_rate": 2}, "encoder_rate=2 must be between 0 and 1"),
     ],

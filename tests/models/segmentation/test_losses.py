@@ -133,6 +133,6 @@ def test_options_that_a_loss_of_your_own_would_ignore_are_refused() -> None:
     assert choose_loss(loss, class_weights=None, tversky=[0.5, 0.5], dice_weight=1) is loss
     for options in ({"class_weights": [1.0, 2.0]}, {"dice_weight": 0.5}, {"tversky": (0.3, 0.7)}):
         (name,) = options
-        with pytest.raises(ConfigError, match=f"{name}=.* your CrossEntropyLoss does not take"):
+        with pytest.raises(ConfigError, match=f"{name}=.* your CrossEntropyLoss does not have"):
             choose_loss(loss, **options)
     assert isinstance(choose_loss("mean", dice_weight=0.5), PixelLoss)

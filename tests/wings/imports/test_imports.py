@@ -258,7 +258,7 @@ def test_an_export_of_fiftyone_has_boxes_and_labels(tmp_path: Path) -> None:
     table = json.loads((tmp_path / "labels" / "samples.json").read_text())
     table["samples"][0]["filepath"] = "../boxes/data/0.png"
     (tmp_path / "labels" / "samples.json").write_text(json.dumps(table))
-    with pytest.raises(DataError, match="lies outside of its folder"):
+    with pytest.raises(DataError, match="is outside of its folder"):
         _open(LabelledImageDataModule, tmp_path / "labels", tmp_path / "cache")
 
 

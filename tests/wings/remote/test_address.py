@@ -89,8 +89,8 @@ def test_local_roots_pass(root: str | None) -> None:
         ("file:///data", "plain path"),
         ("https://host/data?page=2", "must not contain"),
         ("s3://bucket/../other", r"without '\.\.'"),
-        ("s3://", "names no folder"),
-        ("https:///data", "names no folder"),
+        ("s3://", "does not name a folder"),
+        ("https:///data", "does not name a folder"),
     ],
 )
 def test_other_addresses_are_refused(root: str, match: str) -> None:

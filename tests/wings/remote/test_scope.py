@@ -91,7 +91,7 @@ def test_lists_of_files() -> None:
         (b"<!DOCTYPE html>", "line 1: is HTML"),
         (b"\xff\xfe", "not UTF-8 text"),
         (b"# nothing\n", "names no file"),
-        (f"{'a' * 64}  x\n{'b' * 64}  x\n".encode(), "line 2: x is there twice"),
+        (f"{'a' * 64}  x\n{'b' * 64}  x\n".encode(), "line 2: x appears twice"),
     ],
 )
 def test_bad_lists(content: bytes, match: str) -> None:

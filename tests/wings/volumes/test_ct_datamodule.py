@@ -261,11 +261,11 @@ def test_volumes_with_too_few_points_are_refused_or_left_out(
         volume[3, 4, 5:8] = 1000
         np.save(root / f"{name}.npy", volume)
     given = {"root": str(root), "min_points": 4}
-    refused = r"v1\.npy: 3 occupied(.|\n)*v4\.npy(.|\n)*2 of 6 volumes have too few points"
+    refused = r"v1\.npy: 3 foreground(.|\n)*v4\.npy(.|\n)*2 of 6 volumes have too few points"
     with pytest.raises(DataError, match=refused):
         _data(str(tmp_path), **given)
     data = _data(str(tmp_path), too_few="skip", **given)
-    assert "volumes have too few points; they are left out" in caplog.text
+    assert "volumes have too few points; they are skipped" in caplog.text
     assert "v4.npy: 3 foreground voxels, fewer than data.min_points=4" in caplog.text
     assert data.describe()["too_few"] == 2
     assert _names(_first(data, "predict", 4)) == ["v0", "v2", "v3", "v5"]

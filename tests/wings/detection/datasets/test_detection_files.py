@@ -93,7 +93,7 @@ def test_ways_of_lists_to_name_images(flat: Path, rows: str) -> None:
     assert by_name(found) == {"train": ["a", "b"], "val": ["d"], "test": []}
     assert found.labels.ends.tolist() == [1, 3, 3]
     assert (
-        "1 images are not in the list of any split: images/c.png; 'data.splits={train: 0.7, val: 0.15, test: 0.15}' takes all"
+        "1 images are not in the list of any split: images/c.png; 'data.splits={train: 0.7, val: 0.15, test: 0.15}' uses all"
         in (leftovers.describe())
     )
 
@@ -164,7 +164,7 @@ def test_skip_leaves_out_bad_files(flat: Path, caplog: pytest.LogCaptureFixture)
     assert found.splits == {"train": [0, 1], "val": [2], "test": []}
     assert found.labels.ends.tolist() == [1, 1, 1]
     assert "labels/e.txt" in caplog.text
-    assert "1 of 4 images are bad; they are left out" in caplog.text
+    assert "1 of 4 images are bad; they are skipped" in caplog.text
 
 
 def test_the_size_is_that_of_the_image_as_it_is_read(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_parts_unlike_the_first_images_are_refused(sets: Path, tmp_path: Path) -
 
 def test_a_part_is_no_finish(sets: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"prepare.finish=true joins all parts: remove prepare.part=0/2 out"
+        ConfigError, match=r"prepare.finish=true joins all parts: remove prepare.part=0/2"
     ):
         make(sets / "photos", tmp_path).publish(
             str(tmp_path / "set.shards"), part=Part(0, 2), finish=True

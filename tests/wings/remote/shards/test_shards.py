@@ -141,7 +141,7 @@ def test_shards_may_not_exceed_their_stated_size(make: Make, address: Path, tmp_
     cache = store.cache
     small = [shard._replace(nbytes=1000) for shard in cache.shards]
     bounded = ShardCache(tmp_path / "small", small, cache.transport, 4000, DecodedStore.open)
-    with pytest.raises(DataError, match="more than the 1000 bytes that it may have"):
+    with pytest.raises(DataError, match="more than the allowed 1000 bytes"):
         bounded.fetch(0)
     assert not list((tmp_path / "small").glob("*.tar"))
 
@@ -151,10 +151,10 @@ def test_servers_may_not_send_more(
 ) -> None:
     serve(address, web)
     transport = open_transport(f"{web.url}/set.shards", RemoteOptions(backoff_s=0.01, retries=2))
-    with pytest.raises(DataError, match="more than the 20 bytes"):
+    with pytest.raises(DataError, match="more than the allowed 20 bytes"):
         transport.read("set.json", 20)
     name = f"shards/{next(iter(list_shards(address)))}"
-    with pytest.raises(DataError, match="more than the 1000 bytes"):
+    with pytest.raises(DataError, match="more than the allowed 1000 bytes"):
         transport.get(name, tmp_path / "copy", 1000)
 
 

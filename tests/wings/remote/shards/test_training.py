@@ -131,7 +131,7 @@ def test_what_would_fetch_a_shard_for_each_sample_is_refused(open_data: Open) ->
     pasted = {"sampling": SamplingOptions(positives=0.5, paste=0.5)}
     for options, message in (
         ({"loader": {"locality": "none"}}, "locality=none, but the set of shards does not fit"),
-        (pasted, r"from anywhere \(mosaics, pasted defects\): raise it"),
+        (pasted, r"uses parts of other samples \(mosaics, pasted defects\): raise it"),
     ):
         data = open_data(cache_bytes=SMALL, **options)
         with pytest.raises(ConfigError, match=message):

@@ -92,8 +92,8 @@ def test_each_series_of_a_folder_is_a_volume(tmp_path: Path) -> None:
             [0, 1, 2, 4, 5],
             r"missing: .*i2.dcm and .*i3.dcm are 2.000 mm apart, but others 1.000 mm",
         ),
-        ([0, 1, 1, 2, 3, 4], r"doubled: .*i1.dcm and .*i2.dcm lie 0.000 mm"),
-        ([0, 1, 2, 3.3, 4.3, 5.3], r"unevenly spaced: .*i2.dcm and .*i3.dcm lie 1.300 mm"),
+        ([0, 1, 1, 2, 3, 4], r"doubled: .*i1.dcm and .*i2.dcm are 0.000 mm"),
+        ([0, 1, 2, 3.3, 4.3, 5.3], r"unevenly spaced: .*i2.dcm and .*i3.dcm are 1.300 mm"),
         ([0, 0], r"doubled: "),
     ],
 )

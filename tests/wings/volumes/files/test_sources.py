@@ -104,8 +104,8 @@ def test_windows_are_read_by_name_or_numbers(value: object) -> None:
     ("value", "message"),
     [
         ("liver", "give one of lung, bone"),
-        ((1, 2, 3), "centre, width"),
-        (7, "centre, width"),
+        ((1, 2, 3), "center, width"),
+        (7, "center, width"),
         ((40, 0), "above 0"),
     ],
 )
@@ -141,7 +141,7 @@ def test_numbers_that_are_no_hounsfield_units_are_refused() -> None:
         StoredScale(np.dtype("c8"))
     with pytest.raises(DataError, match="slope 0"):
         StoredScale(np.dtype("i2"), 0.0)
-    with pytest.raises(DataError, match="no Hounsfield units"):
+    with pytest.raises(DataError, match="not Hounsfield units"):
         StoredScale(np.dtype("i4")).apply(np.array([2**25], np.int32))
     with pytest.raises(DataError, match="more than its header allows"):
         StoredScale(np.dtype("u2"), 1, 0, bits=12).apply(np.array([40000], np.uint16))

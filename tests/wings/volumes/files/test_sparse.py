@@ -87,7 +87,7 @@ def test_labels_that_do_not_fit_are_refused() -> None:
     ]:
         with pytest.raises(DataError, match=message):
             index_volume(wrap_array(volume), 0, labels=wrap_array(labels))
-    with pytest.raises(DataError, match="no labels; put them beside it"):
+    with pytest.raises(DataError, match="no labels; put them next to it"):
         index_volume(wrap_array(volume), 0).window_labels((0, 0, 0), (1, 1, 1))
 
 

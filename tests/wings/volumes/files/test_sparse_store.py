@@ -84,8 +84,8 @@ def test_bad_volumes_are_listed_or_left_out(tmp_path: Path) -> None:
     check_store(store, volumes)
     assert [Path(path).name for path, _ in store.skipped] == ["a.npy", "z.npy"]
     assert store.dense_bytes == sum(volume.nbytes for volume in volumes)
-    assert str(store).startswith(f"3 volumes, {store.counts.sum()} occupied voxels: ")
-    assert str(store).endswith("; 2 refused")
+    assert str(store).startswith(f"3 volumes, {store.counts.sum()} foreground voxels: ")
+    assert str(store).endswith("; 2 skipped")
 
 
 def test_labels_of_another_shape_are_refused(tmp_path: Path) -> None:

@@ -166,5 +166,5 @@ def test_scores_of_two_volumes() -> None:
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
 def test_weights_of_another_dtype_are_refused(precision: Any, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, precision=precision)
-    with pytest.raises(ConfigError, match=rf"precision={precision}: VoxelModule needs .* float32"):
+    with pytest.raises(ConfigError, match=rf"precision={precision}: VoxelModule needs float32"):
         trainer.fit(_module(), load_batches(_batch()), load_batches(_batch()))

@@ -136,6 +136,7 @@ def test_volumes_take_their_own_augmentation_alone() -> None:
         CTDataModule("no-such-folder", sample="windows", augment=Mirror())  # type: ignore[arg-type]
 
 
+@pytest.mark.strangers
 def test_new_transforms_of_torchvision_move_masks_and_boxes() -> None:
     v2 = pytest.importorskip("torchvision.transforms.v2")
     images = torch.zeros(2, 1, 16, 16)

@@ -217,13 +217,14 @@ def _refused(name: str) -> tuple[Any, str]:
         unnamed = A.Lambda(image=lambda image, **_: image)
     return {
         "size": (A.Resize(64, 64), "end with Resize, RandomCrop or PadIfNeeded to 128 x 128"),
-        "floats": (A.Normalize(), "leave out Normalize"),
+        "floats": (A.Normalize(), "remove Normalize"),
         "tensors": (A.pytorch.ToTensorV2(), "remove Normalize, ToFloat and ToTensorV2"),
         "lambda": (unnamed, "instead of lambdas"),
         "module": (nn.Identity(), "is not a transform of albumentations"),
     }[name]
 
 
+@pytest.mark.strangers
 @pytest.mark.parametrize("name", ["size", "floats", "tensors", "lambda", "module"])
 def test_what_does_not_fit_is_refused_with_the_cure(name: str, cache: Path) -> None:
     pytest.importorskip("albumentations.pytorch")

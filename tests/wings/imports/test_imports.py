@@ -111,6 +111,7 @@ def _masks() -> list[Image.Image]:
     return [Image.fromarray(_mask(number)) for number in range(COUNT)]
 
 
+@pytest.mark.strangers
 def test_a_set_of_hugging_face_saved_to_disk_has_masks_and_splits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -186,6 +187,7 @@ def test_shards_of_webdataset_are_read_with_masks_labels_and_boxes(tmp_path: Pat
         find_import(str(tmp_path / "mask" / "{000..003}.tar"), cache)
 
 
+@pytest.mark.strangers
 def test_a_shard_without_images_and_a_broken_one_are_named(tmp_path: Path) -> None:
     pytest.importorskip("webdataset")
     (tmp_path / "set").mkdir()
@@ -208,6 +210,7 @@ def _sample_of_litdata(number: int) -> dict[str, Any]:
     return {"image": Image.fromarray(_pixels(number)), "mask": _mask(number), "name": f"p{number}"}
 
 
+@pytest.mark.strangers
 def test_chunks_of_litdata_are_read(tmp_path: Path) -> None:
     litdata = pytest.importorskip("litdata")
     root = tmp_path / "chunks"
@@ -219,6 +222,7 @@ def test_chunks_of_litdata_are_read(tmp_path: Path) -> None:
     _check_masks(root, tmp_path / "cache")
 
 
+@pytest.mark.strangers
 def test_pickled_values_of_litdata_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("litdata")
     index = {"chunks": [], "config": {"data_format": ["pil", "pickle"]}}

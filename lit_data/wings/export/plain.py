@@ -98,7 +98,8 @@ def _describe_size(manifest: Mapping[str, Any]) -> str:
         words.append(f"images scaled by {scaling['factor']:g}")
     if tiling is not None:
         words.append("tiles of {} x {} px".format(*tiling["tile_px"]))
-        words.append(f"sides that are multiples of {tiling['round_px']} px")
+        round_px = tiling["round_px"]
+        words.append(f"sides that are multiples of {round_px} px" if round_px > 1 else "any sides")
     return "; ".join(words)
 
 

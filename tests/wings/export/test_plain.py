@@ -119,6 +119,7 @@ def test_a_plain_graph_answers_as_the_inspect_file(
     assert json.loads(reading["settings"])["dtype"] == "uint8"
     assert reading["input_channels"] == "R, G, B"
     assert reading["input_range"].startswith("0..1: pixels / 255")
+    assert "multiples of 1 px" not in reading["input_size"]
     assert "threshold" in reading
     assert "image_threshold" not in reading
     image = cv2.cvtColor(cv2.imread(str(next(board.parent.rglob("0.png"))))[:80], cv2.COLOR_BGR2RGB)

@@ -269,7 +269,7 @@ def test_volumes_with_too_few_points_are_refused_or_left_out(
     assert "v4.npy: 3 foreground voxels, fewer than data.min_points=4" in caplog.text
     assert data.describe()["too_few"] == 2
     assert _names(_first(data, "predict", 4)) == ["v0", "v2", "v3", "v5"]
-    with pytest.raises(DataError, match=r"v4\.npy: 3 occupied(.|\n)*2 of 6 volumes are bad"):
+    with pytest.raises(DataError, match=r"v4\.npy: 3 foreground(.|\n)*2 of 6 volumes are bad"):
         _data(str(tmp_path), setup=False, **given).check_sources()
 
 

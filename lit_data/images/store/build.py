@@ -251,7 +251,7 @@ def _warn_of_stale(folder: Path, recipe: Recipe, rebuild: bool) -> None:
         return
     if not rebuild:
         raise StoreStaleError(
-            f"{show_path(folder)}: the decoded store there does not fit any more: {change}; allow "
+            f"{show_path(folder)}: the decoded store there is out of date: {change}; allow "
             "rebuilding, run `lit-data prepare`, or restore the old files and options"
         )
     log.warning(

@@ -217,9 +217,10 @@ def _list_cures(evidence: Evidence) -> Iterator[str]:
     if trains_by_steps and isinstance(epochs, int) and 0 < epochs < _FEW_EPOCHS:
         yield f"train longer than {epochs} epochs, such as trainer.max_epochs={5 * epochs}"
     if data.get("size_px") is not None:
+        patches = ", or set data.size_px=null data.patch_px=128" if "patch_px" in data else ""
         yield (
             "small defects vanish when images are scaled down: raise "
-            f"data.size_px={data['size_px']}"
+            f"data.size_px={data['size_px']}{patches}"
         )
     elif data.get("scale") is not None:
         yield f"small defects vanish when images are scaled down: raise data.scale={data['scale']}"

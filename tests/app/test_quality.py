@@ -197,7 +197,12 @@ def test_a_threshold_says_how_sure_it_is(scores: dict[str, float], words: str) -
         (
             {"data": {"size_px": 256}},
             [],
-            "small defects vanish when images are scaled down: raise data.size_px",
+            "small defects vanish when images are scaled down: raise data.size_px=256; look",
+        ),
+        (
+            {"data": {"size_px": 256, "patch_px": None}},
+            [],
+            "raise data.size_px=256, or set data.size_px=null data.patch_px=128; look",
         ),
         ({"data": {"scale": 0.5}}, [], "raise data.scale=0.5"),
         (

@@ -153,7 +153,7 @@ def test_a_target_is_enough(here: Path) -> None:
     assert (summary["folder"] / "checkpoints/best.ckpt").is_file()
     assert not (summary["folder"] / "predictions.png").exists()
     log = (summary["folder"] / "fit.log").read_text()
-    assert "takes no net, optimizer, schedule, loss" in log
+    assert "has no argument net, optimizer, schedule, loss" in log
     assert "logs no val/average_precision in validation (it logs train/loss, val/loss)" in log
 
 

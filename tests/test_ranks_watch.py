@@ -52,7 +52,9 @@ def _start(*codes: str) -> list[subprocess.Popen[bytes]]:
 )
 def test_a_broken_connection_is_told_as_the_rank_that_died(code: str, how: str) -> None:
     ranks = _start(LINGER, code)
-    with pytest.raises(WorkerDiedError, match=rf"^rank 2 of this machine {how}: its own message"):
+    with pytest.raises(
+        WorkerDiedError, match=rf"^rank 2 of this machine {how}: see its own message"
+    ):
         _fail(RuntimeError(LOST), ranks[1:])
     assert ranks[0].returncode == -9
 
@@ -64,7 +66,9 @@ def test_a_rank_that_failed_since_another_did_is_not_named() -> None:
 
 
 def test_a_rank_that_another_launcher_started_knows_only_that_it_lost_one() -> None:
-    with pytest.raises(WorkerDiedError, match=r"^the connection to another rank broke: its own"):
+    with pytest.raises(
+        WorkerDiedError, match=r"^the connection to another rank broke: see its own"
+    ):
         _fail(RuntimeError(LOST))
 
 

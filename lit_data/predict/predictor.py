@@ -253,7 +253,7 @@ def _check_threads(threads: int, busy: str) -> None:
         raise ConfigError(f"threads={threads} must be at least 1")
     if threads > 1 and busy:
         raise ConfigError(
-            f"threads={threads} is not for {busy}, which uses all cores by itself: leave it out"
+            f"threads={threads} has no effect on {busy}, which uses all cores by itself: remove it"
         )
 
 

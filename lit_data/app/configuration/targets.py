@@ -181,9 +181,7 @@ def leave_out_unknown(node: DictConfig, key: str) -> DictConfig:
     doubtful -= typed_here | arguments
     left_out = [name for name in names if name in doubtful]
     if left_out:
-        log.info(
-            "%s: %s has no argument %s, which is ignored", key, node._target_, ", ".join(left_out)
-        )
+        log.info("%s: %s has no argument %s: ignored", key, node._target_, ", ".join(left_out))
     remaining = OmegaConf.masked_copy(node, [name for name in names if name not in doubtful])
     remaining._set_parent(node._get_parent())  # interpolations look there
     remaining._set_key(key)  # errors name it

@@ -106,6 +106,8 @@ def test_a_first_rank_that_hangs_is_ended_with_the_exit_code_of_a_dead_rank() ->
         [sys.executable, "-c", HANGS], cwd=ROOT, capture_output=True, text=True, timeout=50
     )
     assert done.returncode == WorkerDiedError.exit_code
-    assert done.stderr.startswith("lit_data: rank 2 of this machine failed with exit code 4: its")
+    assert done.stderr.startswith(
+        "lit_data: rank 2 of this machine failed with exit code 4: see its"
+    )
     with pytest.raises(ProcessLookupError):
         os.kill(int(done.stdout), 0)

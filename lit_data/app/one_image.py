@@ -185,8 +185,8 @@ def _lay_out(cfg: DictConfig, images: Sequence[Image], folder: Path) -> dict[Pat
     roles = rule_of(cfg.data.get("layout")).roles or ("image",)
     if len(images) != len(roles):
         raise ConfigError(
-            f"predict_image: {len(images)} files or arrays, but an image of this run has "
-            f"{len(roles)} ({', '.join(roles)})"
+            f"predict_image: an image of this run has {len(roles)} files or arrays "
+            f"({', '.join(roles)}), not {len(images)}"
         )
     root = folder / "images"
     root.mkdir()

@@ -73,7 +73,7 @@ MEASURED = (
 )
 REASONS = {  # what a refusal says, by the number of its reason on the page
     "1": r"calibrate is for verdicts on whole images, but a \w+ has none",
-    "2": r"pod draws defects and searches maps for them, but a \w+ has none of",
+    "2": r"pod draws defects and searches maps for them, but a \w+ has no maps",
     "3": r"a \w+ cannot be exported, because lit_inspect",
     "4": r"pod draws defects at the size of the files",
     "5": r"2 processes would each train on a part of the images",

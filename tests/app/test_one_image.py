@@ -103,7 +103,7 @@ def test_target_and_references_are_one_file_or_array_each(place: Path) -> None:
     paths = [place / f"parts/3_{role}.png" for role in "tab"]
     _check(run, rows[3], tuple(paths))
     _check(run, rows[3], tuple(map(_read, paths)))
-    with pytest.raises(ConfigError, match=r"1 files or arrays, .* is 3 \(target, ref1, ref2\)"):
+    with pytest.raises(ConfigError, match=r"has 3 files or arrays \(target, ref1, ref2\), not 1"):
         api.open_run(run.folder).predict_image(paths[0])
 
 

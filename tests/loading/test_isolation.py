@@ -256,7 +256,7 @@ _MANY_FILES = """
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "expected"),
-    [(64, "500 True\n"), (14, "2 workers cannot run: this process may open 14 files open (ulim")],
+    [(64, "500 True\n"), (14, "2 workers cannot run: this process may open 14 files (ulim")],
 )
 def test_few_file_descriptors_are_enough_or_the_message_names_limit_and_need(
     limit: int, expected: str

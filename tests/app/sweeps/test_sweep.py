@@ -123,7 +123,7 @@ def test_a_signal_ends_the_whole_sweep(
     states = [line.split("│")[3].strip() for line in out.splitlines() if "│" in line]
     assert states == ["interrupted"]
     assert (
-        f"go on with\nlit-data show -m +experiment=stripe seed=1,2 sweep.resume={Path.cwd()}/out\n"
+        f"resume it with\nlit-data show -m +experiment=stripe seed=1,2 sweep.resume={Path.cwd()}/out\n"
         in err
     )
     assert read_json("out/sweep.json")["jobs_interrupted"] == 1

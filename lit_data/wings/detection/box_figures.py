@@ -1,7 +1,7 @@
 """Images with their boxes, in cells of figures and painted into pixels."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import matplotlib
 import numpy as np
@@ -12,13 +12,24 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from lit_data.core.types import Array, Batch
-from lit_data.predict.figures import CELL_INCHES, new_axes, show_pixels, stretch
+from lit_data.predict.figures import (
+    CELL_INCHES,
+    FALSE_COLOUR,
+    FOUND_COLOUR,
+    TRUE_COLOUR,
+    new_axes,
+    show_pixels,
+    stretch,
+)
+from lit_data.wings.detection.model.scores import match_objects
 
 COLUMNS = 3
 INCHES = 2 * CELL_INCHES  # of an image: objects may be small
 _PAIRS = 2  # in a row
 _NAME_HEIGHT = 0.03  # of a picture
 _COLOURS = matplotlib.colormaps["tab10"]
+FOUND_LABELS = {"found": FOUND_COLOUR, "missed": TRUE_COLOUR, "false alarm": FALSE_COLOUR}
+"""Colors of boxes that are compared with labels."""
 
 
 class Boxes(NamedTuple):
@@ -35,10 +46,13 @@ class Boxes(NamedTuple):
     scores: Tensor
 
 
-def find_true(batch: Batch, row: int) -> Boxes:
-    """Return the true boxes of a sample of a finished batch."""
+NO_BOXES = Boxes(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+
+
+def find_true(batch: Batch, row: int, key: str = "boxes") -> Boxes:
+    """Return the true boxes, or the ``ignored`` regions, of a sample of a finished batch."""
     height, width = batch["image"].shape[-2:]
-    boxes = batch["boxes"][batch["boxes"][:, 0] == row]
+    boxes = batch[key][batch[key][:, 0] == row]
     # A row of boxes is (sample, class, cx, cy, w, h), the last four in fractions of the image.
     centre = boxes[:, 2:4]
     half_size = boxes[:, 4:] / 2
@@ -94,10 +108,48 @@ def open_pairs(count: int, titles: tuple[str, str]) -> tuple[Figure, list[Axes]]
 def show_boxes(cell: Axes, image: Tensor, boxes: Boxes, names: Sequence[str]) -> None:
     """Show an image, [C, H, W] in 0..1, with a rectangle and a name for each box."""
     show_pixels(cell, image)
-    for corners, kind, name in _name_boxes(boxes, names):
+    colours = [_COLOURS(kind % 10) for kind in boxes.classes.tolist()]
+    _outline_boxes(cell, image, boxes, names, colours, text_colour="white")
+
+
+def show_found(
+    cell: Axes, image: Tensor, predicted: Boxes, true: Boxes, ignored: Boxes, names: Sequence[str]
+) -> None:
+    """Show what a model finds in an image, with the colors of `FOUND_LABELS`.
+
+    Args:
+        cell: Axes to draw into.
+        image: [C, H, W] in 0..1.
+        predicted: Boxes of the model.
+        true: Labeled boxes. A predicted box finds one of its class at an IoU of 0.5 or more.
+        ignored: Regions in which no box of their class is wrong.
+        names: Of the classes.
+    """
+    show_pixels(cell, image)
+    order = predicted.scores.argsort(descending=True, stable=True)
+    ranked = Boxes(*(part[order] for part in predicted))
+    kinds = ranked, true, ignored
+    objects = [{"boxes": boxes.corners, "classes": boxes.classes} for boxes in kinds]
+    is_missed, is_false = match_objects(*objects)
+    missed = Boxes(true.corners[is_missed], true.classes[is_missed], true.scores)
+    colours = [FALSE_COLOUR if is_wrong else FOUND_COLOUR for is_wrong in is_false.tolist()]
+    _outline_boxes(cell, image, missed, names, [TRUE_COLOUR] * len(missed.classes))
+    _outline_boxes(cell, image, ranked, names, colours)
+
+
+def _outline_boxes(
+    cell: Axes,
+    image: Tensor,
+    boxes: Boxes,
+    names: Sequence[str],
+    colours: Sequence[Any],
+    *,
+    text_colour: str = "black",
+) -> None:
+    """Draw a rectangle and a name for each box, in a color of its own."""
+    for colour, (corners, _, name) in zip(colours, _name_boxes(boxes, names), strict=True):
         # Matplotlib puts the centres of pixels at whole numbers, boxes put their corners there.
         left, top, right, bottom = (edge - 0.5 for edge in corners)
-        colour = _COLOURS(kind % 10)
         rectangle = Rectangle(
             (left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=1.2
         )
@@ -106,7 +158,7 @@ def show_boxes(cell: Axes, image: Tensor, boxes: Boxes, names: Sequence[str]) ->
         # Above the box; inside where nothing of the image is above it, as the name would be cut off.
         side = "bottom" if top > _NAME_HEIGHT * image.shape[-2] else "top"
         left, top = max(left, -0.5), max(top, -0.5)
-        cell.text(left, top, name, fontsize=6, color="white", va=side, bbox=frame, clip_on=True)
+        cell.text(left, top, name, fontsize=6, color=text_colour, va=side, bbox=frame, clip_on=True)
 
 
 def _name_boxes(boxes: Boxes, names: Sequence[str]) -> Iterator[tuple[list[float], int, str]]:

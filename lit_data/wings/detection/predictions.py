@@ -36,13 +36,16 @@ from lit_data.predict.writer import BankWriter, Written
 from lit_data.wings.detection.box_errors import BoxErrors
 from lit_data.wings.detection.box_figures import (
     COLUMNS,
+    FOUND_LABELS,
     INCHES,
+    NO_BOXES,
     Boxes,
     find_true,
     open_cells,
     open_pairs,
     paint_boxes,
     show_boxes,
+    show_found,
 )
 from lit_data.wings.detection.box_truth import BoxTruth
 from lit_data.wings.detection.datamodule import DetectionDataModule
@@ -104,13 +107,15 @@ class BoxTask(Task[DetectionDataModule]):
             if objects is None:
                 return False
             detections += objects
-        figure, cells = open_pairs(len(rows), ("labeled boxes", "predicted boxes"))
+        figure, cells = open_pairs(len(rows), ("labeled boxes", "predicted boxes, and missed ones"))
         for pair, (row, boxes) in enumerate(zip(rows, detections, strict=True)):
             true_cell, detected_cell = cells[2 * pair : 2 * pair + 2]
             true_cell.set_ylabel(shorten_name(Path(str(batch["path"][row])).name), fontsize=8)
             self._show_true(true_cell, batch, row)
-            show_boxes(detected_cell, images[row], boxes, self.datamodule.classes)
-        save_figure(figure, path, title, ())
+            ignored = find_true(batch, row, "ignored") if "ignored" in batch else NO_BOXES
+            true, names = find_true(batch, row), self.datamodule.classes
+            show_found(detected_cell, images[row], boxes, true, ignored, names)
+        save_figure(figure, path, title, tuple(FOUND_LABELS), tuple(FOUND_LABELS.values()))
         return True
 
     @override

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from lightning import LightningModule
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
 from torch import Tensor
@@ -21,7 +22,13 @@ from lit_data.core.types import Batch, Stage
 from lit_data.loading import LoaderOptions
 from lit_data.predict import Predicted, find_task
 from lit_data.wings.detection import DetectionDataModule, predictions
-from lit_data.wings.detection.box_figures import find_true
+from lit_data.wings.detection.box_figures import (
+    FOUND_LABELS,
+    NO_BOXES,
+    Boxes,
+    find_true,
+    show_found,
+)
 from lit_data.wings.detection.box_truth import BoxTruth
 from tests.helpers.reading import opened
 from tests.predict.running import predict, read_rows
@@ -326,3 +333,27 @@ def test_answers_of_threads_that_cannot_be_joined_are_refused(
 
     with pytest.raises(ConfigError, match=r"cannot be joined .* predict with threads=1"):
         _predict(data, tmp_path, Transposed(), threads=2, batch_size=6)
+
+
+def test_found_missed_and_false_boxes_have_their_colours() -> None:
+    def boxes(*corners: tuple[int, ...], scores: tuple[float, ...] = ()) -> Boxes:
+        classes = torch.zeros(len(corners), dtype=torch.int64)
+        return Boxes(torch.tensor(corners).float(), classes, torch.tensor(scores))
+
+    first, second, apart, ignored = (2, 2, 12, 12), (20, 20, 28, 28), (2, 20, 8, 26), (20, 2, 28, 8)
+    predicted = boxes(apart, first, ignored, scores=(0.5, 0.9, 0.7))
+    regions = boxes(ignored)
+    for known, expected in (
+        (regions, ["missed", "found", "found", "false alarm"]),
+        (NO_BOXES, ["missed", "found", "false alarm", "false alarm"]),
+    ):
+        cell = Figure().subplots()
+        show_found(cell, torch.zeros(3, 32, 32), predicted, boxes(first, second), known, ["pit"])
+        drawn = [to_hex(patch.get_edgecolor()) for patch in cell.patches]
+        assert drawn == [FOUND_LABELS[name] for name in expected]
+        assert [text.get_text() for text in cell.texts] == [
+            "pit",
+            "pit 0.90",
+            "pit 0.70",
+            "pit 0.50",
+        ]

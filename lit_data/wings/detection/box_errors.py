@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from lit_data.annotations.labels import LabelTable
@@ -20,8 +19,7 @@ from lit_data.predict.figures import (
     shorten_name,
     show_stored,
 )
-from lit_data.wings.detection.box_figures import Boxes
-from lit_data.wings.detection.model.scores import match_objects
+from lit_data.wings.detection.box_figures import Boxes, compare_boxes, outline_box
 from lit_data.wings.detection.windows import part_boxes
 
 _SHOWN = 6
@@ -71,21 +69,14 @@ class BoxErrors:
 
     def add(self, image: int, detections: Boxes) -> None:
         """Compare the detections of an image with its labels, in px of the image on the disk."""
-        objects, ignored = part_boxes(self._labels.of(image), self._sizes_px[image])
-        order = detections.scores.argsort(descending=True, stable=True)
-        predicted = {
-            "boxes": detections.corners[order],
-            "classes": detections.classes[order],
-            "scores": detections.scores[order],
-        }
         marked = []
-        for boxes in (objects, ignored):
-            corners = torch.from_numpy(boxes.corners)
-            marked.append({"boxes": corners, "classes": torch.from_numpy(boxes.classes)})
-        is_missed, is_false = match_objects(predicted, *marked)
-        scores = torch.zeros(len(objects.classes))
-        self.missed += _list_errors(image, marked[0] | {"scores": scores}, is_missed)
-        self.false_alarms += _list_errors(image, predicted, is_false)
+        for boxes in part_boxes(self._labels.of(image), self._sizes_px[image]):
+            corners, classes = torch.from_numpy(boxes.corners), torch.from_numpy(boxes.classes)
+            marked.append(Boxes(corners, classes, torch.zeros(len(classes))))
+        true, ignored = marked
+        ranked, is_missed, is_false = compare_boxes(detections, true, ignored)
+        self.missed += _list_errors(image, true, is_missed)
+        self.false_alarms += _list_errors(image, ranked, is_false)
 
     def draw(self, bank: ImageBank, names: Sequence[str], path: Path) -> None:
         """Draw the largest missed objects, and below them the surest false alarms.
@@ -128,26 +119,17 @@ class BoxErrors:
         show_stored(cell, image[:, y : y + height, x : x + width])
         objects, _ = part_boxes(self._labels.of(error.image), self._sizes_px[error.image])
         for corners in objects.corners * scale - [x, y, x, y]:
-            _outline(cell, corners, TRUE_COLOUR)
+            outline_box(cell, corners, TRUE_COLOUR)
         if error.score:
-            _outline(cell, np.array([left - x, top - y, right - x, bottom - y]), "white")
+            outline_box(cell, np.array([left - x, top - y, right - x, bottom - y]), "white")
         cell.set_xlim(-0.5, width - 0.5)
         cell.set_ylim(height - 0.5, -0.5)
 
 
-def _list_errors(image: int, boxes: dict[str, Tensor], is_error: Tensor) -> list[BoxError]:
+def _list_errors(image: int, boxes: Boxes, is_error: Tensor) -> list[BoxError]:
     errors = []
     for number in is_error.nonzero().flatten().tolist():
-        corners = tuple(boxes["boxes"][number].tolist())
-        kind = int(boxes["classes"][number])
-        errors.append(BoxError(image, corners, kind, float(boxes["scores"][number])))
+        corners = tuple(boxes.corners[number].tolist())
+        kind = int(boxes.classes[number])
+        errors.append(BoxError(image, corners, kind, float(boxes.scores[number])))
     return errors
-
-
-def _outline(cell: Any, corners: Any, colour: str) -> None:  # noqa: ANN401 - Axes, and an array
-    # Matplotlib puts the centres of pixels at whole numbers, boxes put their corners there.
-    left, top, right, bottom = corners - 0.5
-    outline = Rectangle(
-        (left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=1.2
-    )
-    cell.add_patch(outline)

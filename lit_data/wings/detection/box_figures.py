@@ -61,6 +61,19 @@ def find_true(batch: Batch, row: int, key: str = "boxes") -> Boxes:
     return Boxes(corners_px, boxes[:, 1].long(), boxes.new_empty(0))
 
 
+def compare_boxes(predicted: Boxes, true: Boxes, ignored: Boxes) -> tuple[Boxes, Tensor, Tensor]:
+    """Return the predicted boxes by falling score, and what `match_objects` says of them.
+
+    That is which true boxes are missed, and which predicted ones are false alarms.
+    """
+    order = predicted.scores.argsort(descending=True, stable=True)
+    ranked = Boxes(*(part[order] for part in predicted))
+    objects = []
+    for boxes in (ranked, true, ignored):
+        objects.append({"boxes": boxes.corners, "classes": boxes.classes})
+    return ranked, *match_objects(*objects)
+
+
 def paint_boxes(pixels: Array, boxes: Boxes, names: Sequence[str]) -> Array:
     """Return a copy of a stored image with its objects drawn into it, [3, H, W] uint8."""
     import cv2
@@ -126,11 +139,7 @@ def show_found(
         names: Of the classes.
     """
     show_pixels(cell, image)
-    order = predicted.scores.argsort(descending=True, stable=True)
-    ranked = Boxes(*(part[order] for part in predicted))
-    kinds = ranked, true, ignored
-    objects = [{"boxes": boxes.corners, "classes": boxes.classes} for boxes in kinds]
-    is_missed, is_false = match_objects(*objects)
+    ranked, is_missed, is_false = compare_boxes(predicted, true, ignored)
     missed = Boxes(true.corners[is_missed], true.classes[is_missed], true.scores)
     colours = [FALSE_COLOUR if is_wrong else FOUND_COLOUR for is_wrong in is_false.tolist()]
     _outline_boxes(cell, image, missed, names, [TRUE_COLOUR] * len(missed.classes))
@@ -148,17 +157,23 @@ def _outline_boxes(
 ) -> None:
     """Draw a rectangle and a name for each box, in a color of its own."""
     for colour, (corners, _, name) in zip(colours, _name_boxes(boxes, names), strict=True):
-        # Matplotlib puts the centres of pixels at whole numbers, boxes put their corners there.
-        left, top, right, bottom = (edge - 0.5 for edge in corners)
-        rectangle = Rectangle(
-            (left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=1.2
-        )
-        cell.add_patch(rectangle)
+        left, top = outline_box(cell, corners, colour)
         frame = {"facecolor": colour, "edgecolor": "none", "pad": 0.6}
         # Above the box; inside where nothing of the image is above it, as the name would be cut off.
         side = "bottom" if top > _NAME_HEIGHT * image.shape[-2] else "top"
         left, top = max(left, -0.5), max(top, -0.5)
         cell.text(left, top, name, fontsize=6, color=text_colour, va=side, bbox=frame, clip_on=True)
+
+
+def outline_box(cell: Axes, corners: Sequence[float] | Array, colour: Any) -> tuple[float, float]:  # noqa: ANN401 - any of Matplotlib's
+    """Draw a rectangle around (left, top, right, bottom) px; return left and top in the cell."""
+    # Matplotlib puts the centres of pixels at whole numbers, boxes put their corners there.
+    left, top, right, bottom = (float(edge) - 0.5 for edge in corners)
+    rectangle = Rectangle(
+        (left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=1.2
+    )
+    cell.add_patch(rectangle)
+    return left, top
 
 
 def _name_boxes(boxes: Boxes, names: Sequence[str]) -> Iterator[tuple[list[float], int, str]]:

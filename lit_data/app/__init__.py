@@ -22,6 +22,8 @@ COMMANDS: dict[str, str] = {
 }
 """Name of each command and what it does, in the order of ``--help``."""
 
+EVALUATIONS = ("test", "validate")
+"""Commands that score a checkpoint, or an exported file."""
 SCORING = ("validate", "test", "predict")
 """Commands on a checkpoint, which may be chosen by the folder of its run."""
 ON_RUNS = (*list_brought("ON_RUNS"), *SCORING)

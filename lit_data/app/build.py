@@ -18,6 +18,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from lit_data.app import EVALUATIONS
 from lit_data.app.checkpoints import (
     AtomicCheckpointIO,
     TrainedRecord,
@@ -47,7 +48,6 @@ log = logging.getLogger(__name__)
 
 _SUMMARY = "enable_model_summary"
 _OURS = ("lit_data.", "torch.")
-_TAKE_EXPORTED = ("test", "validate")
 _DDP_IN_TURN = "ddp_find_unused_parameters_true"
 
 
@@ -175,9 +175,9 @@ def load_trained(run: Path, checkpoint: Path, packages: Sequence[str] = ()) -> L
 
 def find_trained(cfg: DictConfig) -> Path:
     """Return the checkpoint that a command reads; for errors see `find_checkpoint`."""
-    if is_exported(cfg.ckpt) and cfg.command not in _TAKE_EXPORTED:
+    if is_exported(cfg.ckpt) and cfg.command not in EVALUATIONS:
         raise ConfigError(
-            f"ckpt={cfg.ckpt} is an exported file, which {', '.join(_TAKE_EXPORTED)} take: "
+            f"ckpt={cfg.ckpt} is an exported file, which {', '.join(EVALUATIONS)} take: "
             "lit-inspect FILE IMAGES --out DIR predicts with it"
         )
     return find_checkpoint(cfg.ckpt, cfg.get("run"), _fit_folder(cfg), Path(cfg.paths.cache))

@@ -20,7 +20,7 @@ from lit_data.app.configuration.compose import check_run, take_composed
 from lit_data.app.configuration.names import allow_packages
 from lit_data.app.configuration.targets import read_options
 from lit_data.app.configuration.tree import ConfigTree, Engine, open_hydra
-from lit_data.app.configuration.words import read_override, show_override
+from lit_data.app.configuration.words import read_key, read_override, show_override
 from lit_data.app.job import PROBLEMS, run_job
 from lit_data.app.launcher import (
     RESUMED,
@@ -78,49 +78,32 @@ def run(
     with reporting, open_hydra(config_dir) as hydra:
         overrides = name_experiment(hydra, command, overrides)
         cfg, completed = check_run(hydra, command, overrides, multirun=multirun, packages=packages)
-        start = _start_run
+        flags = _list_flags(config_dir, packages)
         if multirun or cfg.hydra.mode is RunMode.MULTIRUN:
-            start = _start_sweep
-        return start(hydra, cfg, completed, _list_flags(config_dir, packages), packages)
+            options = _read_sweep(cfg)
+            check_alone()
+            _check_folder(cfg, "hydra.sweep.dir")
+            return run_sweep(hydra, cfg, completed, options=options, flags=flags, packages=packages)
+        _check_single(cfg, completed)
+        task = functools.partial(_run_alone, flags=tuple(flags), packages=tuple(packages))
+        take_composed(hydra, cfg, place_run(cfg, completed))
+        # Hydra makes the run folder, sets its logs up and calls its callbacks.
+        job = hydra.run(command, task, [])
+        job_cfg: Any = job.hydra_cfg
+        return Path(job_cfg.hydra.runtime.output_dir)
 
 
-def _start_sweep(
-    hydra: Engine,
-    cfg: DictConfig,
-    overrides: list[str],
-    flags: Sequence[str],
-    packages: Sequence[str],
-) -> Path:
-    options = read_options(SweepOptions, cfg.get("sweep", {}), "sweep")
-    check_alone()
-    _check_folder(cfg, "hydra.sweep.dir")
-    return run_sweep(hydra, cfg, overrides, options=options, flags=flags, packages=packages)
+def _read_sweep(cfg: DictConfig) -> SweepOptions:
+    return read_options(SweepOptions, cfg.get("sweep", {}), "sweep")
 
 
-def _start_run(
-    hydra: Engine,
-    cfg: DictConfig,
-    overrides: list[str],
-    flags: Sequence[str],
-    packages: Sequence[str],
-) -> Path:
-    if any(word.lstrip("+").startswith("sweep.") for word in overrides):
-        _check_unused(cfg)
+def _check_single(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Refuse what a single run cannot use, and its folder if it cannot be made."""
+    is_swept = any(read_key(word).partition(".")[0] == "sweep" for word in overrides)
+    if is_swept and _read_sweep(cfg).resume is not None:
+        raise ConfigError("sweep.resume resumes a sweep: add -m.")
     check_resume(cfg)
     _check_folder(cfg, "hydra.run.dir")
-    task = functools.partial(_run_alone, flags=tuple(flags), packages=tuple(packages))
-    take_composed(hydra, cfg, place_run(cfg, overrides))
-    # Hydra makes the run folder, sets its logs up and calls its callbacks.
-    job = hydra.run(cfg.command, task, [])
-    job_cfg: Any = job.hydra_cfg
-    return Path(job_cfg.hydra.runtime.output_dir)
-
-
-def _check_unused(cfg: DictConfig) -> None:
-    """Refuse options of a sweep that are typed for a single run and cannot be used by any."""
-    options = read_options(SweepOptions, cfg.get("sweep", {}), "sweep")
-    if options.resume is not None:
-        raise ConfigError("sweep.resume resumes a sweep: add -m.")
 
 
 def name_experiment(hydra: Engine, command: str, overrides: Sequence[str]) -> list[str]:
@@ -140,7 +123,7 @@ def name_experiment(hydra: Engine, command: str, overrides: Sequence[str]) -> li
     tree = ConfigTree(hydra, command, overrides)
     experiments = tree.options("experiment")
     words = [f"experiment={word}" if word in experiments else word for word in overrides]
-    typed = {word.lstrip("+").partition("=")[0]: word for word in words}
+    typed = {read_key(word): word for word in words}
     if command not in _WITHOUT_DATA and not any(key in typed for key in _CHOOSING):
         return [f"experiment={choose_experiment(tree, words)}", *words]
     if "data" in typed and not {"experiment", "name"} & typed.keys():
@@ -252,7 +235,7 @@ def _describe_next(cfg: DictConfig, flags: Sequence[str]) -> str:
     replaced = {"ckpt", *changes} if "resume" in changes else changes
     words = []
     for word in HydraConfig.get().overrides.task:
-        if word.lstrip("+").partition("=")[0] not in replaced:
+        if read_key(word) not in replaced:
             words.append(word)
     line = shlex.join(["lit-data", cfg.command, *flags, *words])
     line = " ".join([line, *(show_override(key, value) for key, value in changes.items())])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lit_data.app.configuration.tree import ConfigTree
-from lit_data.app.configuration.words import read_override
+from lit_data.app.configuration.words import read_key, read_override
 from lit_data.core.addresses import is_remote
 from lit_data.core.errors import ConfigError, DataError, escape, show_path
 from lit_data.core.wings import recognise
@@ -35,7 +35,7 @@ def choose_experiment(tree: ConfigTree, words: Sequence[str]) -> str:
     """
     tree.parse(words)  # what is misspelt is named first
     experiments = tree.options("experiment")
-    texts = {word.lstrip("+").partition("=")[0]: read_override(word) for word in words}
+    texts = {read_key(word): read_override(word) for word in words}
     ckpt, run = texts.get("ckpt"), texts.get("run")
     has_checkpoint = any(text is not None and text not in _NAMED for text in (ckpt, run))
     if tree.command in _OF_TRAINED and has_checkpoint:

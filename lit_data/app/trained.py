@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 
+from lit_data.app import EVALUATIONS
 from lit_data.app.checkpoints import Look, absolute_root, look_at
 from lit_data.app.configuration.names import find_targets, resolve_target, to_plain
 from lit_data.app.configuration.words import find_typed, show_override
@@ -28,7 +29,6 @@ _NEAR_GREY = 0.15  # of the value range: sets whose mean grey levels are so near
 _PLAIN_TARGETS = ("lit_data.models.", "torch.optim.", "torch.nn.")
 _OF_WING = re.compile(r"lit_data\.wings\.\w+\.\w+")
 _OUR_KINDS = "lit_data."
-_SCORING = ("validate", "test")
 _SPLITTING = ("splits", "split_seed", "folds", "fold", "groups", "near_duplicates", "protocol")
 """Options that decide which images are of which split."""
 _EXCLUSIVE = ({"size_px", "scale"}, {"size_px", "patch_px"})
@@ -83,7 +83,7 @@ def _take_reading(
     """
     task = find_task_of(resolve_target(cfg.data._target_, "data"))
     typed = find_typed()
-    is_scored = cfg.get("command") in _SCORING
+    is_scored = cfg.get("command") in EVALUATIONS
     # A generative model makes images, of which none are read.
     is_predicted = cfg.get("command") == "predict" and Use.GENERATION not in task.uses
     if (is_scored or is_predicted) and "data.root" not in typed:

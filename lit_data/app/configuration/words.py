@@ -121,12 +121,17 @@ def _make_parser() -> OverridesParser:
     return OverridesParser.create()
 
 
+def read_key(word: str) -> str:
+    """Return the key of a word such as ``+model=unet``."""
+    return word.lstrip("+").partition("=")[0]
+
+
 def find_typed() -> set[str]:
     """Return the keys of this run's command line; none outside a run."""
     if not HydraConfig.initialized():
         return set()
     overrides: Sequence[str] = HydraConfig.get().overrides.task
-    return {override.lstrip("+").partition("=")[0] for override in overrides}
+    return set(map(read_key, overrides))
 
 
 def find_choice(group: str) -> str | None:

@@ -238,6 +238,7 @@ def test_another_sweep_is_left_alone(
         ("-m seed=1,2 sweep.resume=latest", 3, "resume=latest: no sweep of show stripe below "),
         ("-m seed=1,2 sweep.resume=gone", 3, "gone is not the folder of a sweep: no job.json is"),
         ("sweep.resume=latest", 2, "sweep.resume resumes a sweep: add -m."),
+        ("sweep={resume:latest}", 2, "sweep.resume resumes a sweep: add -m."),
         ("-m trainer.max_epochs=interval(1,2)", 2, "is a range without steps, which needs a swee"),
     ],
 )

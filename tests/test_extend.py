@@ -8,9 +8,11 @@ import re
 import shlex
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from venv import EnvBuilder
 
 import cv2
 import numpy as np
@@ -25,9 +27,10 @@ from tests.outputs import NO_TIMELINES
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(bash|python|yaml)\n(.*?)```", PAGE, re.DOTALL)
-(TASK,) = (text for _, text in BLOCKS if "@register" in text)
+(TASK,) = (text for _, text in BLOCKS if "class PartsTask" in text)
+(TASK_NAME,) = (text for _, text in BLOCKS if "    task = " in text)
 (PAIRS,) = (text for _, text in BLOCKS if "PairFiles" in text)
-PACKAGE = ["--config-dir", "conf", "--package", "parts"]
+UNINSTALLED = ["--config-dir", "parts/parts/conf", "--package", "parts"]
 MEASURED = (
     "benchmark.repeats=1",
     "benchmark.seconds_per_row=0.05",
@@ -35,7 +38,19 @@ MEASURED = (
     "benchmark.workers=[1]",
     "benchmark.micro_batch_sizes=[2]",
 )
+MODULES = {"pip": "pip", "lit-data": "lit_data"}
 Run = Callable[..., Path]
+
+
+def _add_task(home: Path) -> None:
+    package = home / "parts" / "parts"
+    (package / "task.py").write_text(TASK)
+    path = package / "datamodule.py"
+    keys = '    batch_keys = ("image", "label", "index", "epoch")\n'
+    text = path.read_text()
+    assert text.count(keys) == 1
+    path.write_text(text.replace(keys, TASK_NAME + keys))
+
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
@@ -50,8 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main(["new-kind", "parts"]) == 0
-    with (folder / "parts.py").open("a") as file:
-        file.write(TASK)
+    _add_task(folder)
     rng = np.random.default_rng(0)
     for kind, level in (("bright", 170), ("dark", 60)):
         (folder / "images" / kind).mkdir(parents=True)
@@ -64,9 +78,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.syspath_prepend(str(folder / "parts"))
     yield
-    sys.modules.pop("parts", None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "parts"]:
+        del sys.modules[name]
 
 
 @pytest.fixture
@@ -75,7 +90,7 @@ def run(folder: Path) -> Run:
         places = [f"paths.cache={folder}/cache", "data.root=images", "data.size_px=32"]
         quiet = ["trainer.enable_progress_bar=false", "data.loader.num_workers=0"]
         quiet += NO_TIMELINES
-        assert main([command, "+experiment=parts", *places, *quiet, *words, *PACKAGE]) == code
+        assert main([command, "+experiment=parts", *places, *quiet, *words, *UNINSTALLED]) == code
         paths = (folder / "runs" / command).rglob("summary.json")
         return max(paths, key=lambda path: path.stat().st_mtime_ns).parent
 
@@ -87,10 +102,10 @@ def _summary(run_folder: Path) -> dict[str, Any]:
 
 
 def test_the_page_shows_what_is_written(folder: Path) -> None:
-    names = ("parts.py", "test_parts.py", "conf/experiment/parts.yaml")
-    text = "".join((folder / name).read_text() for name in names)
+    paths = [path for path in (folder / "parts").rglob("*") if path.suffix in {".py", ".yaml"}]
+    text = "".join(path.read_text() for path in paths)
     quotes = [quote for language, quote in BLOCKS if language != "bash" and quote != PAIRS]
-    assert len(quotes) >= 8
+    assert len(quotes) >= 9
     for quote in quotes:
         assert quote in text, quote
 
@@ -127,12 +142,26 @@ def test_pairs_of_images_with_two_masks(
         data.check_sources()
 
 
-def _list_commands(block: str) -> list[list[str]]:
+def _make_environment(folder: Path) -> Path:
+    """An environment of its own, with all that is installed here; returns its interpreter."""
+    EnvBuilder(symlinks=True).create(folder)
+    python = folder / "bin" / "python"
+    script = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True)
+    here = sysconfig.get_path("purelib")
+    Path(done.stdout.strip(), "installed_here.pth").write_text(
+        f"import site; site.addsitedir({here!r})\n"
+    )
+    return python
+
+
+def _list_commands(block: str, python: Path) -> list[list[str | Path]]:
     """Each command of a block of the page; what is more than words is left to the shell."""
     if "python -c" in block:
         return [["bash", "-ec", block]]
     commands = [shlex.split(line) for line in block.splitlines()]
-    programs = {"python": [sys.executable], "lit-data": [sys.executable, "-m", "lit_data"]}
+    programs = {name: [python, "-m", module] for name, module in MODULES.items()}
+    programs["python"] = [python]
     commands = [[*programs[words[0]], *words[1:]] for words in commands]
     return [[*words, *(MEASURED if "benchmark" in words else ())] for words in commands]
 
@@ -140,16 +169,18 @@ def _list_commands(block: str) -> list[list[str]]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_page_can_be_followed_in_an_empty_folder(tmp_path: Path) -> None:
-    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    python = _make_environment(tmp_path / "environment")
+    paths = os.pathsep.join([str(python.parent), os.environ["PATH"]])
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": paths}
     environment["LIT_DATA_CACHE"] = str(tmp_path / "cache")
+    # pip asks no server: what the package needs is here
+    environment |= {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1"}
     home = tmp_path / "empty"
     home.mkdir()
     for language, text in BLOCKS:
         if text == TASK:
-            with (home / "parts.py").open("a") as file:
-                file.write(text)
-        for words in _list_commands(text) if language == "bash" else []:
+            _add_task(home)
+        for words in _list_commands(text, python) if language == "bash" else []:
             done = subprocess.run(
                 words, cwd=home, env=environment, capture_output=True, text=True, check=False
             )

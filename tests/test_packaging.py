@@ -134,6 +134,10 @@ def test_code_and_configuration_are_complete(wheel_names: list[str]) -> None:
         assert expected <= set(wheel_names)
         assert expected
     assert "lit_data/py.typed" in wheel_names
+    kind = ROOT / "lit_data" / "conf" / "new_kind"
+    files = [path.relative_to(ROOT).as_posix() for path in kind.rglob("*.t[ox]*")]
+    assert len(files) == 2
+    assert set(files) <= set(wheel_names)
 
 
 def test_the_description_leads_nowhere_inside_the_repository(built: Path) -> None:

@@ -1,13 +1,12 @@
 """The commands of ``lit-data``, one module each, imported when the command runs.
 
-A wing says in its package which commands it brings: under the names that are used here. So does an installed package
-that the entry point ``lit_data.wings`` names, by TOOLS and MODULES.
+A wing says in its package which commands it brings: under the names that are used here. One of an installed package,
+which the entry point ``lit_data.wings`` names, brings TOOLS and MODULES, and is imported where none of ours is meant.
 """
 
 from collections.abc import Mapping
 
-from lit_data.app.configuration.installed import list_wings
-from lit_data.core.wings import list_brought
+from lit_data.core.wings import list_brought, list_wings
 
 COMMANDS: dict[str, str] = {
     "fit": "train, validate while training, test the best checkpoint, write pictures",
@@ -32,7 +31,7 @@ ON_RUNS = (*list_brought("ON_RUNS"), *SCORING)
 TOOLS: dict[str, str] = {
     "report": "write one HTML page of a run, of several, or of a sweep: report RUN...",
     "rerun": "start a run again, with changes if any: rerun RUN [key=value ...]",
-    "new-kind": "write a kind of data of your own, with a test: new-kind NAME",
+    "new-kind": "write a package with a kind of data of your own: new-kind NAME",
     **list_brought("TOOLS"),
 }
 """The same of commands that have no configuration: each module has `main`, which gets the words that follow."""

@@ -1,9 +1,9 @@
-"""``new-kind``: write a kind of data of one's own, with an experiment and a test."""
+"""``new-kind``: write a kind of data of one's own, as a package that can be installed."""
 
 import keyword
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import shutil
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,22 +14,35 @@ from lit_data.core.errors import ConfigError, StoreError, show_path
 _HELP = """\
 usage: lit-data new-kind NAME
 
-Writes your own kind of data into the current folder: images with one label each. It works as it is.
+Writes your own kind of data into the folder NAME: images with one label each. It works as it is.
 
-  NAME.py                       its dataset and datamodule
-  test_NAME.py                  a test of both
-  conf/experiment/NAME.yaml     an experiment that trains on it
+  NAME/pyproject.toml                       makes it a package, whose experiments lit_data finds
+  NAME/NAME/dataset.py, datamodule.py       its dataset and datamodule
+  NAME/NAME/conf/experiment/NAME.yaml       an experiment that trains on it
+  NAME/tests/test_NAME.py                   a test
 
 NAME must be the name of a Python module. Nothing is overwritten. docs/extend.md has the next steps."""
 
 _NEXT = """\
 next:
-  python -m pytest test_{name}.py
-  lit-data fit experiment={name} data.root=FOLDER --config-dir conf --package {name}"""
+  pip install -e ./{name}
+  python -m pytest {name}
+  lit-data fit experiment={name} data.root=FOLDER"""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _VALUES = frozenset({"null", "true", "false", "yes", "no", "on", "off", "nan", "inf"})
 """Words that YAML or Hydra read as a value and not as a name."""
+_FOLDERS = frozenset({"conftest", "tests"})
+"""Names that pytest gives a meaning, or that stand beside the package."""
+_TEMPLATES = (
+    "pyproject.toml",
+    "my_kind/__init__.py",
+    "my_kind/dataset.py",
+    "my_kind/datamodule.py",
+    "my_kind/conf/experiment/my_kind.yaml.txt",
+    "tests/test_my_kind.py",
+)
+"""Files below ``conf/new_kind``; an experiment there is no experiment of ours, so its name ends otherwise."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -55,39 +68,42 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def write_kind(name: str, folder: Path) -> list[Path]:
-    """Write the module of a kind of data, its test and its experiment.
+    """Write the package of a kind of data: its module, a test and an experiment.
 
     Args:
-        name: Of the module and the experiment.
-        folder: Where to; nothing that is there is changed.
+        name: Of the package and the experiment.
+        folder: Where the folder of the package is made; nothing that is there is changed.
 
     Returns:
-        The paths of the three files.
+        The paths of the files.
 
     Raises:
-        ConfigError: The name cannot be one, or hides a module or an experiment; or a file is there
-            already.
+        ConfigError: The name cannot be one, or hides a module or an experiment; or a file or folder
+            has it already.
         StoreError: The files cannot be written; those that were are taken away again.
     """
     _check_name(name)
-    texts = _fill_templates(name, folder)
-    _check_targets(folder, texts)
+    target = folder / name
+    if target.exists() or target.is_symlink():
+        raise ConfigError(
+            f"{show_path(target)} already exists: choose another name or go to another folder"
+        )
     _check_unused(name)
-    with ExitStack() as undo:
-        for path, text in texts.items():
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                # "x" follows no link, and writes over no file that came since the check
-                with path.open("x", encoding="utf-8") as file:
-                    undo.callback(path.unlink)
-                    file.write(text)
-            except OSError as error:
-                raise StoreError(
-                    f"cannot write {show_path(path)}: {error.strerror}. Go to a folder that you "
-                    "may write to."
-                ) from error
-        undo.pop_all()
-    return list(texts)
+    texts = _fill_templates(name)
+    try:
+        target.mkdir(parents=True)
+        for file, text in texts.items():
+            path = target / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        if not isinstance(error, FileExistsError):  # it came since the check, and is not ours
+            shutil.rmtree(target, ignore_errors=True)
+        raise StoreError(
+            f"cannot write {show_path(target)}: {error.strerror}. Go to a folder that you may "
+            "write to."
+        ) from error
+    return [target / file for file in texts]
 
 
 def _check_name(name: str) -> None:
@@ -96,7 +112,7 @@ def _check_name(name: str) -> None:
             f"new-kind {name!r}: it names a Python module: give at most 40 of a-z, 0-9 and _, a "
             "letter first"
         )
-    if keyword.iskeyword(name) or name in _VALUES or name == "conftest":
+    if keyword.iskeyword(name) or name in _VALUES | _FOLDERS:
         raise ConfigError(
             f"new-kind {name}: Python, YAML or pytest reserves this word; choose another name"
         )
@@ -118,28 +134,12 @@ def _check_unused(name: str) -> None:
         )
 
 
-def _fill_templates(name: str, folder: Path) -> dict[Path, str]:
-    """Return the text of each file by its path."""
+def _fill_templates(name: str) -> dict[str, str]:
+    """Return the text of each file by its path in the folder of the package."""
     class_name = "".join(part.capitalize() for part in name.split("_"))
-    templates = {
-        folder / f"{name}.py": "my_kind.py",
-        folder / f"test_{name}.py": "test_my_kind.py",
-        folder / "conf" / "experiment" / f"{name}.yaml": "my_kind.yaml.txt",
-    }
     texts = {}
-    for path, template in templates.items():
+    for template in _TEMPLATES:
         text = (CONF / "new_kind" / template).read_text(encoding="utf-8")
-        texts[path] = text.replace("my_kind", name).replace("MyKind", class_name)
+        file = template.removesuffix(".txt").replace("my_kind", name)
+        texts[file] = text.replace("my_kind", name).replace("MyKind", class_name)
     return texts
-
-
-def _check_targets(folder: Path, texts: Mapping[Path, str]) -> None:
-    """Refuse what is there already, and folders that lead elsewhere."""
-    for path in texts:
-        if path.exists() or path.is_symlink():
-            raise ConfigError(
-                f"{show_path(path)} already exists: choose another name or an empty folder"
-            )
-    for path in (folder / "conf", folder / "conf" / "experiment"):
-        if path.is_symlink() or (path.exists() and not path.is_dir()):
-            raise ConfigError(f"{show_path(path)} is a link or not a folder: go to an empty folder")

@@ -11,7 +11,7 @@ from lit_data.app.configuration.tree import ConfigTree
 from lit_data.app.configuration.words import read_key, read_override
 from lit_data.core.addresses import is_remote
 from lit_data.core.errors import ConfigError, DataError, escape, show_path
-from lit_data.core.wings import recognise
+from lit_data.core.wings import recognize
 
 _OF_TRAINED = ("validate", "test", "predict", "calibrate", "pod", "benchmark")
 """Commands that take a checkpoint."""
@@ -41,7 +41,7 @@ def choose_experiment(tree: ConfigTree, words: Sequence[str]) -> str:
     if tree.command in _OF_TRAINED and has_checkpoint:
         return _read_experiment(ckpt, run, experiments)
     root = texts.get("data.root")
-    for name in () if root is None else _recognise(root):
+    for name in () if root is None else _recognize(root):
         if name in experiments:
             line = shlex.join(["lit-data", tree.command, f"experiment={name}", *words])
             raise ConfigError(
@@ -73,7 +73,7 @@ def _read_experiment(ckpt: str | None, run: str | None, experiments: Sequence[st
     return name
 
 
-def _recognise(root: str) -> Iterator[str]:
+def _recognize(root: str) -> Iterator[str]:
     """Yield the experiments that a folder may be for, the likeliest first; no image is decoded."""
     from lit_data.datasets.layouts import find_inspection_set
 
@@ -84,11 +84,11 @@ def _recognise(root: str) -> Iterator[str]:
     with suppress(DataError):
         images = find_inspection_set(folder)
     if images is None or all(map(_is_volume, images.images)):
-        yield from recognise(folder, has_images=False)
+        yield from recognize(folder, has_images=False)
         return
     if images.layout in _MASKED:
         yield "segmentation"
-    yield from recognise(folder, has_images=True)
+    yield from recognize(folder, has_images=True)
     kinds = dict(zip(images.images, images.kinds, strict=True))
     trained = {kind for path, kind in kinds.items() if "train" in path.relative_to(folder).parts}
     if images.layout == "anomaly" or (trained or set(images.kinds)) == {"good"}:

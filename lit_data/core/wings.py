@@ -1,25 +1,47 @@
-"""Wings as the core sees them, by what their packages say."""
+"""Wings: packages of lit_data, and installed ones, that say what they add to the core."""
 
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
 import lit_data.wings
+from lit_data.core.errors import ConfigError, escape
+from lit_data.core.import_path import find_left_folder
+
+GROUP = "lit_data.wings"
 
 
 def list_wings() -> Iterator[ModuleType]:
-    """Yield the packages of all wings, each of which imports the rest of its wing only when it is used."""
+    """Yield the packages of all wings, each of which imports the rest of its wing only when it is used.
+
+    Those of lit_data come first; others are what installed packages name below
+    ``[project.entry-points."lit_data.wings"]``, and are imported when the iteration gets there.
+
+    Raises:
+        ConfigError: One of an installed package cannot be imported.
+    """
+    yield from _list_own()
+    for entry in list_entries(GROUP):
+        try:
+            yield import_module(entry.value)
+        except Exception as error:
+            raise refuse_entry(entry, "commands", f"cannot be imported ({error})") from error
+
+
+def _list_own() -> Iterator[ModuleType]:
+    # by their place: a checkout that is not installed has no entry points
     for module in iter_modules(lit_data.wings.__path__):
         yield import_module(f"{lit_data.wings.__name__}.{module.name}")
 
 
 def list_brought(attribute: str) -> dict[str, str]:
-    """Return what all wings say under one name: commands, and what is known of each."""
+    """Return what wings of lit_data say under one name: commands, and what is known of each."""
     brought: dict[str, str] = {}
-    for wing in list_wings():
+    for wing in _list_own():
         brought |= getattr(wing, attribute, {})
     return brought
 
@@ -30,7 +52,7 @@ def find_part(attribute: str, name: str) -> Any:  # noqa: ANN401 - a class or fu
     return getattr(import_module(module), part)
 
 
-def recognise(folder: Path, *, has_images: bool) -> Iterator[str]:
+def recognize(folder: Path, *, has_images: bool) -> Iterator[str]:
     """Yield the experiments of wings that a folder may be for.
 
     Args:
@@ -38,5 +60,35 @@ def recognise(folder: Path, *, has_images: bool) -> Iterator[str]:
         has_images: Images were found in it, and are no volumes.
     """
     for wing in list_wings():
-        if hasattr(wing, "recognise"):
-            yield from wing.recognise(folder, has_images=has_images)
+        if hasattr(wing, "recognize"):
+            yield from wing.recognize(folder, has_images=has_images)
+
+
+def list_entries(group: str) -> list[EntryPoint]:
+    """List what installed packages name in a group of entry points, by their names."""
+    entries = sorted(entry_points(group=group), key=lambda entry: entry.name)
+    return [entry for entry in entries if not _lies_here(entry.dist)]
+
+
+def _lies_here(dist: Distribution | None) -> bool:
+    """Return True for files of a package in a folder that may be a stranger's.
+
+    That is the current one, or the one that the command was started in, where it goes elsewhere.
+    """
+    here = {Path.cwd(), Path(find_left_folder() or "").resolve()}
+    return dist is None or Path(str(dist.locate_file(""))).resolve() in here
+
+
+def refuse_entry(entry: EntryPoint, what: str, fault: str) -> ConfigError:
+    """Make an error that names the owner of an entry point.
+
+    Args:
+        entry: The entry point.
+        what: Its owner names by it.
+        fault: What is wrong with it.
+    """
+    owner = escape(entry.dist.name if entry.dist else "a package")
+    return ConfigError(
+        f"{owner} names its {what} as {escape(entry.value)} (entry point {entry.group}), which "
+        f"{fault}: install {owner} again, or uninstall it"
+    )

@@ -10,10 +10,17 @@ import pytest
 import lit_data
 from lit_data.app.cli import main
 from lit_data.app.new_kind import write_kind
-from lit_data.core.errors import ConfigError
+from lit_data.core.errors import ConfigError, StoreError
 
 ROOT = Path(lit_data.__file__).parents[1]
-FILES = ["conf/experiment/parts.yaml", "parts.py", "test_parts.py"]
+FILES = [
+    "parts/parts/__init__.py",
+    "parts/parts/conf/experiment/parts.yaml",
+    "parts/parts/datamodule.py",
+    "parts/parts/dataset.py",
+    "parts/pyproject.toml",
+    "parts/tests/test_parts.py",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -28,37 +35,37 @@ def _list_files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.*"))
 
 
-def test_three_files_are_written_and_named(
+def test_a_package_is_written_and_its_files_named(
     in_empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (in_empty_folder / "parts").mkdir()  # a folder of images may have its name
     assert main(["new-kind", "parts"]) == 0
     assert _list_files(in_empty_folder) == FILES
     lines = capsys.readouterr().out.splitlines()
-    assert sorted(lines[:3]) == FILES
-    assert "python -m pytest test_parts.py" in lines[4]
+    assert sorted(lines[:6]) == FILES
+    assert "pip install -e ./parts" in lines[7]
     text = "".join((in_empty_folder / name).read_text() for name in FILES)
     assert "my_kind" not in text.lower().replace("mykind", "my_kind")
     assert "class PartsDataModule(" in text
-    assert main(["new-kind", "boards"]) == 0  # a second kind lies beside the first
-    assert len(_list_files(in_empty_folder)) == 6
+    assert main(["new-kind", "boards"]) == 0  # a second kind stands beside the first
+    assert len(_list_files(in_empty_folder)) == 12
     capsys.readouterr()
     assert main(["new-kind", "--help"]) == 0
-    assert "conf/experiment/NAME.yaml" in capsys.readouterr().out
+    assert "NAME/NAME/conf/experiment/NAME.yaml" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_the_written_test_passes_and_tests_something(in_empty_folder: Path) -> None:
     write_kind("round_parts2", in_empty_folder)
+    home = in_empty_folder / "round_parts2"
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
 
     def run_test() -> int:
-        done = subprocess.run([*words], cwd=in_empty_folder, env=environment, check=False)
+        done = subprocess.run([*words], cwd=home, env=environment, check=False)
         return done.returncode
 
     assert run_test() == 0
-    module = in_empty_folder / "round_parts2.py"
+    module = home / "round_parts2" / "dataset.py"
     text = module.read_text()
     module.write_text(text.replace("self.labels[numbers]", "np.arange(len(numbers))"))
     assert run_test() == 1
@@ -83,7 +90,7 @@ def test_anything_but_one_name_is_refused(
         (("a/b", "/parts", "..", "../parts", "parts.py"), "names a Python module"),
         (("Parts", "2parts", "_parts", "my-parts", "my parts"), "names a Python module"),
         (("parts\n", "größe", "p" * 41), "names a Python module"),
-        (("class", "import", "null", "true", "no", "nan", "conftest"), "reserves this word"),
+        (("class", "import", "null", "true", "no", "nan", "conftest", "tests"), "reserves this"),
         (("json", "sys", "torch", "lit_data"), "a module with this name"),
         (("classification",), "an experiment with this name"),
     ],
@@ -97,42 +104,53 @@ def test_a_name_that_cannot_be_one_is_refused(
     assert list(tmp_path.rglob("*.*")) == []
 
 
-@pytest.mark.parametrize(
-    ("taken", "kind"),
-    list(zip([*FILES, FILES[0]], ["file", "folder", "link", "link to nothing"], strict=True)),
-)
-def test_what_is_there_is_not_touched(taken: str, kind: str, in_empty_folder: Path) -> None:
-    path, other = in_empty_folder / taken, in_empty_folder.parent / "other"
-    path.parent.mkdir(parents=True, exist_ok=True)
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "link to nothing"])
+def test_what_is_there_is_not_touched(kind: str, in_empty_folder: Path) -> None:
+    path, other = in_empty_folder / "parts", in_empty_folder.parent / "other"
     if kind == "folder":
         path.mkdir()
+        (path / "image.png").write_text("mine")
     elif kind == "file":
         path.write_text("mine")
     else:
         if kind == "link":
-            other.write_text("mine")
+            other.mkdir()
         path.symlink_to(other)
     with pytest.raises(ConfigError, match=r"already exists: choose another name"):
         write_kind("parts", in_empty_folder)
-    assert _list_files(in_empty_folder) == [taken]
+    assert _list_files(in_empty_folder) == (["parts/image.png"] if kind == "folder" else [])
     assert kind != "file" or path.read_text() == "mine"
     assert other.exists() == (kind == "link")
-    assert kind != "link" or other.read_text() == "mine"
+    assert kind != "link" or list(other.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["conf", "conf/experiment"])
-@pytest.mark.parametrize("kind", ["file", "link"])
-def test_a_folder_that_leads_elsewhere_is_refused(
-    name: str, kind: str, in_empty_folder: Path
+def test_nothing_is_left_where_the_disk_is_full(
+    in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, other = in_empty_folder / name, in_empty_folder.parent / "other"
-    path.parent.mkdir(exist_ok=True)
-    other.mkdir()
-    if kind == "file":
-        path.write_text("mine")
-    else:
-        path.symlink_to(other)
-    with pytest.raises(ConfigError, match=r"is a link or not a folder"):
+    write = Path.write_text
+
+    def fill(path: Path, text: str, **options: str) -> int:
+        if path.suffix == ".yaml":
+            raise OSError(28, "No space left on device")
+        return write(path, text, **options)
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    with pytest.raises(StoreError, match=r"cannot write .*parts: No space left"):
         write_kind("parts", in_empty_folder)
-    assert list(other.iterdir()) == []
-    assert _list_files(in_empty_folder) == []
+    assert list(in_empty_folder.iterdir()) == []
+
+
+def test_a_folder_that_came_since_the_check_is_kept(
+    in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Path.mkdir
+
+    def come_first(path: Path, **options: bool) -> None:
+        make(path)
+        (path / "image.png").write_text("mine")
+        make(path, **options)
+
+    monkeypatch.setattr(Path, "mkdir", come_first)
+    with pytest.raises(StoreError, match="File exists"):
+        write_kind("parts", in_empty_folder)
+    assert _list_files(in_empty_folder) == ["parts/image.png"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         TorchvisionDetector,
     )
     from lit_data.wings.detection.predictions import BoxTask
-    from lit_data.wings.detection.recognition import recognise
+    from lit_data.wings.detection.recognition import recognize
     from lit_data.wings.detection.sampling import BoxSampling
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "LiteDetector",
     "TorchvisionDetectionModule",
     "TorchvisionDetector",
-    "recognise",
+    "recognize",
 ]
 
 TARGETS = (
@@ -54,6 +54,6 @@ __getattr__, __dir__ = offer(
         "LiteDetector": "model.lite",
         "TorchvisionDetectionModule": "model.torchvision",
         "TorchvisionDetector": "model.torchvision",
-        "recognise": "recognition",
+        "recognize": "recognition",
     },
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 from lit_data.core.errors import DataError
 
 
-def recognise(folder: Path, *, has_images: bool) -> Iterator[str]:
+def recognize(folder: Path, *, has_images: bool) -> Iterator[str]:
     """Yield the experiment on boxes, where a folder has labels of some."""
     from lit_data.wings.detection.files import list_dataset
 

@@ -15,7 +15,7 @@ _LABEL = "Classification"
 _BOXES = "Detections"
 
 
-def recognise(root: Path) -> bool:
+def recognize(root: Path) -> bool:
     """Return True for an export."""
     return all((root / name).is_file() for name in ("samples.json", "metadata.json"))
 

@@ -96,11 +96,11 @@ def find_import(root: str, cache: Path) -> Imported | None:
         cache: Where sets are unpacked.
     """
     root_path = Path(root)
-    if fiftyone.recognise(root_path):
+    if fiftyone.recognize(root_path):
         return Imported(root_path, sorted(_walk(root_path)), fiftyone, cache)
     files = _expand(root) if "{" in root and not root_path.exists() else _list_set(root_path)
     for library in _LIBRARIES:
-        if library.recognise(files):
+        if library.recognize(files):
             return Imported(root_path, files, library, cache)
     return None
 

@@ -24,7 +24,7 @@ _NAME, _SUFFIX = attrgetter("name"), attrgetter("suffix")
 _NUMBERED = re.compile(r"-\d+-of-\d+$")
 
 
-def recognise(files: Sequence[Path]) -> bool:
+def recognize(files: Sequence[Path]) -> bool:
     """Return True for the files of a set."""
     names, suffixes = set(map(_NAME, files)), set(map(_SUFFIX, files))
     if {"dataset_dict.json", "state.json"} & names or ".parquet" in suffixes:

@@ -14,7 +14,7 @@ _PLAIN |= {"image", "tifffile", "pil", "jpeg", "jpeg_array", "numpy", "no_header
 """Formats of values that are data; others run what is pickled in them, or read other files."""
 
 
-def recognise(files: Sequence[Path]) -> bool:
+def recognize(files: Sequence[Path]) -> bool:
     """Return True for an index with chunks."""
     names = {path.name for path in files}
     return "index.json" in names and any(name.startswith("chunk-") for name in names)

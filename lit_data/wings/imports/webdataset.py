@@ -12,7 +12,7 @@ from lit_data.wings.imports.records import IMAGE_NAMES, Record, open_library, ta
 TITLE = "a set of WebDataset"
 
 
-def recognise(files: Sequence[Path]) -> bool:
+def recognize(files: Sequence[Path]) -> bool:
     """Return True for tar files."""
     return ".tar" in {path.suffix for path in files}
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lit_data.wings.volumes.files.volume import Volume, wrap_array
     from lit_data.wings.volumes.monai import MonaiLoss, MonaiNet
     from lit_data.wings.volumes.predictions import VolumeTask
-    from lit_data.wings.volumes.recognition import recognise
+    from lit_data.wings.volumes.recognition import recognize
     from lit_data.wings.volumes.segmentation import VolumeSegmentationModule
     from lit_data.wings.volumes.voxel.blocks import VectorQuantiser
     from lit_data.wings.volumes.voxel.module import VoxelModule
@@ -53,7 +53,7 @@ __all__ = [
     "open_volume",
     "read_window",
     "wrap_array",
-    "recognise",
+    "recognize",
 ]
 
 TARGETS = (
@@ -101,6 +101,6 @@ __getattr__, __dir__ = offer(
         "open_volume": "files.sources",
         "read_window": "files.hounsfield",
         "wrap_array": "files.volume",
-        "recognise": "recognition",
+        "recognize": "recognition",
     },
 )

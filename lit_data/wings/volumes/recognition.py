@@ -7,7 +7,7 @@ from pathlib import Path
 from lit_data.core.errors import DataError
 
 
-def recognise(folder: Path, *, has_images: bool) -> Iterator[str]:
+def recognize(folder: Path, *, has_images: bool) -> Iterator[str]:
     """Yield an experiment on volumes, where a folder holds some and no images."""
     from lit_data.wings.volumes.files import find_volumes
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from my_kind import MyKindDataModule
-
 from lit_data.loading import LoaderOptions
 from lit_data.testing import check_datamodule, write_images
+
+from my_kind.datamodule import MyKindDataModule
 
 
 def test_samples_depend_on_index_and_epoch_alone(tmp_path: Path) -> None:

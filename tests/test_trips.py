@@ -24,11 +24,10 @@ Each file of a trip is there for one thing:
   callbacks of ``checkpoints``, ``monitor_guard``, ``resuming`` and ``terminal``.
 - app/configuration (6): ``tree`` has Hydra's files, ``words`` the grammar of what is typed, ``compose`` puts both
   together, ``checks`` refuses, ``names`` allows classes, and ``targets`` builds.
-- core (11): checks of options (``checks``, ``addresses``, ``secrets``, ``grid``, ``rng``, ``size_search``,
-  ``devices``), of the folder (``files``) and of Lightning (``lightning_internals``); the ``heap`` of the process;
-  weights that are installed (``wheels``).
-- all others are constructed, as the configuration names them, with the options that they hold: datamodules (9) with
-  images (4), datasets, loading, synthesis (4) and augment (5); callbacks (13); models (6).
+- core (10): checks of options (``checks``, ``addresses``, ``secrets``, ``grid``, ``rng``, ``size_search``,
+  ``devices``) and of the folder (``files``); the ``heap`` of the process; weights that are installed (``wheels``).
+- all others are constructed, as the configuration names them, with the options that they hold: datamodules (8) with
+  images (4), datasets, loading, synthesis (4) and augment (5); callbacks (12); models (6).
 
 **Predict**, a folder of images.
 
@@ -37,13 +36,13 @@ Each file of a trip is there for one thing:
 - datasets (6): the layout of the folder, with the masks that may lie there, kinds of images, patches.
 - images (16): files are found, their headers checked, they are decoded and stored; ``scaling`` and ``masks`` are
   asked whether they do anything.
-- datamodules (10), loading (1): the datamodule with its options, without those of training.
+- datamodules (8), loading (1): the datamodule with its options, without those of training.
 - models (10): the net, its weights, and their size, which a file of a stranger may lie about.
 - predict (17): ``task`` knows what this kind of data needs (``pixels``), ``options``, ``predict`` has the loop,
   ``nets`` opens the net, ``predictor`` fills batches with the ``tiles`` of images, ``runner`` and ``forward`` send
   them through the net, ``answers`` reads what it gives, ``writer`` and ``journal`` note what is done, ``maps``,
   ``defects``, ``verdicts``, ``verdict_table`` and ``figures`` write it.
-- core (20): what these share. No wing: nothing here lies elsewhere.
+- core (19): what these share. No wing: nothing here lies elsewhere.
 """
 
 import inspect
@@ -74,7 +73,7 @@ TOY = (
 )
 STRIPE = (*TOY, "data.samples={count: 8, height_px: 128, width_px: 112}")
 SEGMENTATION = (*TOY, "data.samples={count: 8, size_px: [96, 96]}")
-MOST = {"batch": 24, "fit": 72, "predict": 102}
+MOST = {"batch": 24, "fit": 69, "predict": 98}
 
 
 class Trips:

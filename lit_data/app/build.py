@@ -14,7 +14,6 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
-from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -31,12 +30,11 @@ from lit_data.app.configuration.names import allow_packages, resolve_target, to_
 from lit_data.app.configuration.targets import Recipe, instantiate, leave_out_unknown, read_recipe
 from lit_data.app.configuration.words import find_choice, find_choices, find_typed
 from lit_data.app.launcher import is_first_of_machine
-from lit_data.app.monitor_guard import MonitorGuard, leave_undefined_empty
+from lit_data.app.monitor_guard import MonitorGuard
 from lit_data.app.rerun import read_config
 from lit_data.app.resuming import ResumedTraining, take_resumed
 from lit_data.app.terminal import Forecast, LogInterval, ParameterTable, RunBar, quieten
 from lit_data.app.trained import take_trained
-from lit_data.callbacks.wrapping import wrap
 from lit_data.core.checks import read_arguments
 from lit_data.core.errors import ConfigError
 from lit_data.datamodules.base import BaseDataModule
@@ -377,9 +375,6 @@ def build_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN4
         overrides: Trainer arguments that the command sets itself.
     """
     loggers = list((instantiate(cfg.logger) or {}).values())
-    for logger in loggers:
-        if isinstance(logger, CSVLogger):
-            wrap(logger, "log_metrics", leave_undefined_empty)
     callbacks = _choose_callbacks(cfg)
     shows_bar = overrides.get("enable_progress_bar", cfg.trainer.get("enable_progress_bar", True))
     if shows_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):

@@ -19,8 +19,7 @@ from lit_data.app.checkpoints import load_weights, restoring
 from lit_data.app.launcher import is_first_rank
 from lit_data.app.machine import describe_machine
 from lit_data.app.remote_runs import fetch_checkpoint
-from lit_data.app.report import warning_after
-from lit_data.app.result import is_score, join_scores, write_confusion
+from lit_data.app.result import is_score, join_scores, warning_after, write_confusion
 from lit_data.app.run_folder import SPLIT_TABLE
 from lit_data.app.show import draw_predictions, draw_samples
 from lit_data.callbacks.pictures import hand_over_file, hand_over_table

@@ -24,8 +24,14 @@ from lit_data.app.configuration.names import allow_packages
 from lit_data.app.configuration.words import escape_references, quote
 from lit_data.app.launcher import STOPPED, is_first_rank, is_started_by_rank
 from lit_data.app.machine import find_unfit_torchvision
-from lit_data.app.report import add_report, warning_after
-from lit_data.app.result import FAILURE, PartlyDoneError, describe_failure, write_summary
+from lit_data.app.report import add_report
+from lit_data.app.result import (
+    FAILURE,
+    PartlyDoneError,
+    describe_failure,
+    warning_after,
+    write_summary,
+)
 from lit_data.core.errors import (
     LitDataError,
     WorkerDiedError,

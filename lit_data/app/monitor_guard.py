@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 from typing_extensions import override
 
@@ -43,6 +44,9 @@ class MonitorGuard(Callback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._undo.close()
+        for logger in trainer.loggers:
+            if isinstance(logger, CSVLogger):
+                self._undo.callback(wrap(logger, "log_metrics", leave_undefined_empty))
         for checkpoint in trainer.checkpoint_callbacks:
             if isinstance(checkpoint, ModelCheckpoint):
                 keep = partial(_keep_last_of_undefined, checkpoint)

@@ -259,25 +259,6 @@ def _add_pictures(run: Run, width_px: int) -> Run:
     return replace(run, pictures=tuple(pictures), notes=tuple(notes))
 
 
-@contextmanager
-def warning_after(command: str, what: str = "the end of the run") -> Iterator[None]:
-    """Let nothing that comes after training end a run: of an error there is but a warning.
-
-    Args:
-        command: Errors of commands other than ``fit``, whose result is what they write, pass
-            through.
-        what: What may be missing then.
-    """
-    try:
-        yield
-    except Exception as error:
-        if command != "fit":
-            raise
-        log.warning(
-            "%s: %s: %s; training itself is done", what, type(error).__name__, error, exc_info=error
-        )
-
-
 def add_report(cfg: DictConfig, folder: Path) -> None:
     """Write report.html of a run or a sweep where the configuration asks for it; never fail."""
     if not cfg.get("report", False):

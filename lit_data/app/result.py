@@ -1,9 +1,11 @@
 """Results of a command: summary.json for scripts, tables, and the reason of a failure."""
 
+import logging
 import math
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -23,6 +25,8 @@ from lit_data.core.plain import parse_json
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+log = logging.getLogger(__name__)
 
 FAILURE = "failure.json"
 KEYS = (
@@ -406,3 +410,22 @@ def find_direction(name: str) -> int:
     if _LOWER_IS_BETTER.search(last):
         return -1
     return 1 if _HIGHER_IS_BETTER.search(last) else 0
+
+
+@contextmanager
+def warning_after(command: str, what: str = "the end of the run") -> Iterator[None]:
+    """Let nothing that comes after training end a run: of an error there is but a warning.
+
+    Args:
+        command: Errors of commands other than ``fit``, whose result is what they write, pass
+            through.
+        what: What may be missing then.
+    """
+    try:
+        yield
+    except Exception as error:
+        if command != "fit":
+            raise
+        log.warning(
+            "%s: %s: %s; training itself is done", what, type(error).__name__, error, exc_info=error
+        )

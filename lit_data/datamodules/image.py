@@ -17,7 +17,7 @@ from lit_data.core.grid import Edges, PatchGrid, pair_px
 from lit_data.core.types import Bools, Ints, PathText, Size, Stage
 from lit_data.core.value_range import find_unit_range
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.datamodules.image_batch import ImageBatches, ImageTransform, find_margins
+from lit_data.datamodules.image_batch import ImageBatches, ImageTransform, find_margin
 from lit_data.datamodules.image_files import LayoutKeywords, MaskedImageFolder
 from lit_data.datamodules.synthesis_visuals import SynthesisVisuals
 from lit_data.datamodules.visuals import Visuals
@@ -67,8 +67,6 @@ class ImageDataModule(ImageBatches):
     Attributes:
         source_type: Class of the files.
         grid: The patches of all images; after `setup`.
-        margins_px: For each stage the pixels (above and below, left and right) that its patches
-            are read larger by; after `setup`.
         classes: Names of the kinds of defects that are distinguished, if any.
         labels: [images] label of each image, if samples have any.
         unmarked: [images] whether each shows a defect that no mask marks, if any does.
@@ -79,7 +77,6 @@ class ImageDataModule(ImageBatches):
     source: MaskedImageFolder
     bank: ImageBank
     grid: PatchGrid
-    margins_px: Mapping[Stage, Size]
     classes: Sequence[str] | None = None
     labels: Ints | None = None
     unmarked: Bools | None = None
@@ -139,7 +136,7 @@ class ImageDataModule(ImageBatches):
             PatchDataset,
             self.bank,
             pixels=self.source.cache != "device",
-            margin_px=self.margins_px[stage],
+            margin_px=self._find_margin_px(stage),
         )
         if stage == "predict":
             return make(GridPatches(self.grid))
@@ -234,13 +231,16 @@ class ImageDataModule(ImageBatches):
 
     @override
     def open_source(self) -> None:
-        # Each step needs the ones before: splits may depend on masks, margins on the patches.
+        # Each step needs the ones before: splits may depend on masks.
         self.bank = self.source.open_images()
         self.grid = self.make_grid(self.bank)
         self.open_all_masks()
         self.split_images = self.choose_splits()
-        self.margins_px = find_margins(self.augment if self.reads_margins else {}, self.patch_px)
         self.transformation, self._transformations = self.make_transformation(), {}
+
+    def _find_margin_px(self, stage: Stage) -> Size:
+        augment = self.augment.get(stage) if self.reads_margins else None
+        return (0, 0) if augment is None else find_margin(augment, self.patch_px)
 
     def make_grid(self, bank: ImageBank) -> PatchGrid:
         """Return the patches of the images of a bank."""
@@ -284,7 +284,7 @@ class ImageDataModule(ImageBatches):
 
     @override
     def fit_transformation(self, stage: Stage) -> ImageTransform:
-        (height, width), (above_px, left_px) = self.patch_px, self.margins_px[stage]
+        (height, width), (above_px, left_px) = self.patch_px, self._find_margin_px(stage)
         read_px = height + 2 * above_px, width + 2 * left_px
         return replace(self.transformation, read_px=read_px, augment=self.augment.get(stage))
 

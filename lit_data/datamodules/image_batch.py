@@ -1,10 +1,10 @@
 """Way of a batch of patches from the loader to the model: planned on the host, finished on the device."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -243,16 +243,14 @@ class ImageTransform:
         return plan
 
 
-def find_margins(augment: Mapping[Stage, Augmentation], patch_px: Size) -> dict[Stage, Size]:
-    """Return the pixels that patches of each stage are read larger by.
+def find_margin(augment: Augmentation, patch_px: Size) -> Size:
+    """Return the pixels that patches are read larger by, above and below, left and right.
 
     An augmentation that crops to a patch needs them; without a margin it would see padding.
     """
-    margins: dict[Stage, Size] = dict.fromkeys(get_args(Stage), (0, 0))
-    for stage, step in augment.items():
-        if step.crop_px == patch_px:  # any other crop works with the pixels of the patch
-            margins[stage] = step.margin_px(patch_px)
-    return margins
+    if augment.crop_px != patch_px:  # any other crop works with the pixels of the patch
+        return (0, 0)
+    return augment.margin_px(patch_px)
 
 
 def to_batch(images: Tensor, masks: Tensor | None) -> Batch:

@@ -102,17 +102,21 @@ class BatchHooks(LightningDataModule):
 
         A Trainer that runs during the training of another one is returned only until it is done.
         """
-        return self._run.trainer
+        return self._run.trainer if self._runs else None
 
     @trainer.setter
     def trainer(self, trainer: Trainer | None) -> None:
         check_package(self, trainer)
+        if trainer is None and not self._runs:  # as its constructor sets it, before any Trainer
+            return
         check_version()
         self._runs = ModuleRun(trainer, self).follow(self._runs)
 
     @property
     def _run(self) -> "ModuleRun":
-        """The run under way, or else the last one."""
+        """The run under way, or else the last one; that of no Trainer before any."""
+        if not self._runs:
+            self._runs = [ModuleRun(None, self)]
         *around, newest = self._runs
         if around and not newest.is_under_way:
             self._runs = around
@@ -121,12 +125,8 @@ class BatchHooks(LightningDataModule):
     def __getstate__(self) -> dict[str, Any]:
         """Leave the Trainer and its loaders out of copies, which have workers and open memory."""
         state = self.__dict__.copy()
-        del state["_runs"]
+        state.pop("_runs", None)
         return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.trainer = None
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - ours, or an example
         """Draw what the batch needs while its indices are still on the host."""

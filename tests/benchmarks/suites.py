@@ -20,6 +20,22 @@ from lit_data.app.configuration.names import allow_packages
 from lit_data.core.types import Batch
 
 CONF = Path(benchmarks.__path__[0]) / "conf"
+GPU_TOY = (
+    "data.samples={count: 6, height_px: 128, width_px: 128}",
+    "data.patch_px=64",
+    "data.stride_px=32",
+    "data.loader.batch_size=8",
+    "model.net.width=4",
+    "suite.batch_size=8",
+    "suite.repeats=1",
+    "suite.steps=2",
+    "suite.plain_steps=2",
+    "suite.warmup_batches=1",
+    "suite.gan_px=16",
+    "suite.tile_px=64",
+    "suite.images=3",
+)
+"""The suite ``gpu`` at toy size."""
 
 
 def compose_suite(name: str, *words: str) -> DictConfig:

@@ -9,12 +9,12 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-import torch
 
 from benchmarks import exported, seeds
 from benchmarks.__main__ import run as measure
 from benchmarks.gpu import answer_part, format_table
-from tests.benchmarks.suites import read_table
+from benchmarks.gpu_parts import PARTS, DeviceScene
+from tests.benchmarks.suites import GPU_TOY, read_table
 from tests.lit_inspect.boards import write_board
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
@@ -81,14 +81,34 @@ def test_files_are_measured_beside_the_difference_of_images(tmp_path: Path) -> N
         assert min(float(row[name]) for name in exported.COLUMNS[1:]) > 0
 
 
-def test_the_benchmark_of_a_gpu_needs_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # other loaders, and torch.compile, warn
+def test_a_machine_without_a_gpu_answers_what_needs_none(tmp_path: Path) -> None:
+    words = [*GPU_TOY, "suite.device=cpu", f"hydra.run.dir={tmp_path}"]
+    assert measure(["gpu", *words]) == 0
+    rows = read_table(tmp_path)
+    # what is not installed, or compiles without a compiler, is said in its row
+    optional = {"MONAI's ThreadDataLoader of decoded images", "bf16, compiled"}
+    without = {row["part"] for row in rows if row["what"] in {"left out", "failed"}}
+    assert without - optional == {"copies", "out of memory", "GAN"}
+    assert list(dict.fromkeys(row["part"] for row in rows)) == list(PARTS)
+
+
+def test_parts_that_would_start_too_late_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
-    monkeypatch.chdir(tmp_path)
-    assert measure(["gpu"]) == 2
-    assert "suite=gpu needs a CUDA device, and there is none here" in capsys.readouterr().err
+    def ask(scene: DeviceScene) -> Iterator[tuple[str, float, str]]:
+        clock.append(clock[-1] + 61)
+        yield "first", 1.5, "ms"
+
+    clock = [0.0]
+    monkeypatch.setattr("benchmarks.gpu.time.monotonic", lambda: clock[-1])
+    monkeypatch.setattr("benchmarks.gpu.PARTS", {"one": ask, "other": ask})
+    words = ["suite.device=cpu", "suite.seconds=60", f"hydra.run.dir={tmp_path}"]
+    assert measure(["gpu", *words]) == 0
+    first, second = read_table(tmp_path)
+    assert (first["part"], first["value"]) == ("one", "1.5")
+    assert (second["part"], second["what"]) == ("other", "left out")
 
 
 def test_what_fails_is_a_row_of_the_table() -> None:

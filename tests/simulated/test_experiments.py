@@ -7,8 +7,10 @@ import torch
 from lightning.fabric.accelerators.mps import MPSAccelerator
 
 from benchmarks.__main__ import run as measure
+from benchmarks.gpu_parts import PARTS
 from lit_data.app.cli import main
 from lit_data.core.errors import ConfigError
+from tests.benchmarks.suites import GPU_TOY
 from tests.outputs import BOXES, MARKS, OBJECTS, QUICK, STRIPES, VOLUMES
 from tests.simulated.log import LOG
 from tests.simulated.phases import Phases, counting
@@ -146,12 +148,15 @@ def test_an_apple_gpu_without_float64_scores_and_predicts(
 def test_the_benchmark_of_a_first_gpu_answers_everything(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    sizes = ["data.samples={count: 6, height_px: 128, width_px: 128}", "data.patch_px=64"]
-    sizes += ["data.stride_px=32", "model.net.width=4", "suite.gan_px=16", "suite.tile_px=64"]
-    short = ["data.loader.batch_size=32", "suite.batch_size=32", "suite.repeats=1", "suite.steps=2"]
-    assert measure(["gpu", *sizes, *short, "paths.runs=runs"]) == 0
+    larger = ["data.loader.batch_size=32", "suite.batch_size=32"]  # than the weights
+    assert measure(["gpu", *GPU_TOY, *larger, "paths.runs=runs"]) == 0
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    assert not [line for line in table if "failed" in line or "too much" in line]
-    parts = list(dict.fromkeys(line.split(" | ")[0][2:] for line in table[1:]))
-    assert parts == ["transfer", "rendering", "training", "out of memory", "GAN", "prediction"]
-    assert "| transfer | equal on the device | true |" in table
+    rows = [line[2:].split(" | ") for line in table[1:]]
+    assert not [line for line in table if "too much" in line]
+    # here nothing compiles, nor is page-locked in the thread of a DataLoader
+    failing = {part for part in PARTS if "compiled" in part or part.startswith("a DataLoader")}
+    assert {part for part, what, _ in rows if what == "failed"} <= failing
+    left_out = {part for part, what, _ in rows if what == "left out"}
+    assert left_out <= {"MONAI's ThreadDataLoader of decoded images"}
+    assert list(dict.fromkeys(part for part, _, _ in rows)) == list(PARTS)
+    assert "| copies | equal on the device | true |" in table

@@ -58,12 +58,7 @@ TOY = [
     *NO_TIMELINES,
 ]
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings(
-        "ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning"
-    ),
-]
+pytestmark = pytest.mark.timeout(300)
 
 Seen = list[tuple[int, int]]
 

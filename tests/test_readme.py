@@ -122,8 +122,6 @@ def test_layouts_of_the_table_compose(tmp_path: Path) -> None:
         assert compose("fit", [value, f"paths.run={tmp_path}"]).command == "fit"
 
 
-@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 def test_the_python_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class YourModule(BoringModel):
         def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
@@ -201,8 +199,6 @@ def test_the_loader_example_runs() -> None:
     assert sorted(names["seen"]) == list(range(100))
 
 
-@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 def test_the_callbacks_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make = lambda max_epochs, callbacks: _Trainer(callbacks=callbacks, max_epochs=1, **QUIET)  # noqa: E731

@@ -33,8 +33,6 @@ MEANS = "normality.scales.0.mean"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("without_pictures"),
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
 ]
 
 

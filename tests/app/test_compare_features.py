@@ -26,8 +26,6 @@ PAIRS = (
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("without_pictures"),
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
 ]
 
 

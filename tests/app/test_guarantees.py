@@ -234,8 +234,6 @@ def _check_pod(run: str, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 def test_a_run_is_calibrated_and_its_smallest_defect_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

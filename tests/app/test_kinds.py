@@ -79,11 +79,6 @@ REASONS = {  # what a refusal says, by the number of its reason on the page
     "5": r"2 processes would each train on a part of the images",
 }
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-]
-
 
 def _read_table() -> dict[str, dict[str, str]]:
     """Cells of the table of the page, by kind and command."""

@@ -21,11 +21,6 @@ KINDS: dict[str, tuple[str, ...]] = {
     "stripe": outputs.STRIPES,
 }
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-]
-
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

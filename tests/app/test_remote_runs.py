@@ -108,7 +108,6 @@ def test_a_checkpoint_that_is_cut_short_is_refused_in_one_line(
 
 
 @pytest.mark.slow  # trains
-@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 @pytest.mark.usefixtures("small_runs_are_fast", "without_pictures")
 def test_lightning_writes_checkpoints_to_an_address_and_a_run_goes_on_from_there(
     store: Any, tmp_path: Path, capsys: Any

@@ -305,7 +305,6 @@ def test_classes_come_from_the_data_and_go_into_the_checkpoint(tmp_path: Path) -
     assert row.split(",")[1] in module.classes
 
 
-@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 @pytest.mark.parametrize("save_weights_only", [True, False])
 def test_every_kind_of_checkpoint_says_what_it_is_trained_on(
     tmp_path: Path, save_weights_only: bool

@@ -28,11 +28,7 @@ TOY = [
 ]
 WAYS = ["original", "original_bf16", "ours"]
 
-pytestmark = [
-    pytest.mark.usefixtures("small_runs_are_fast"),
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-]
+pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
 
 @pytest.fixture(scope="module")

@@ -242,7 +242,6 @@ def test_an_error_of_the_module_passes_through_and_nothing_is_left(tmp_path: Pat
     _assert_nothing_left(Ran(module, trainer, []), before)
 
 
-@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
 def test_a_run_goes_on_from_a_checkpoint_with_all_of_them(tmp_path: Path) -> None:
     def fit(epochs: int, name: str, path: Path | None = None) -> dict[str, Any]:
         module, loader = _build("classifier")

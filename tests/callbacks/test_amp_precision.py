@@ -15,8 +15,6 @@ from lit_data.core.errors import ConfigError
 from lit_data.testing import QUIET
 from tests.helpers.notes import Notes
 
-pytestmark = pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.*")
-
 SCALE, BATCHES = 1024.0, 6
 
 

@@ -101,7 +101,6 @@ def test_validation_checkpoints_and_the_trained_module_have_the_average(tmp_path
     assert means[0] != means[1]
 
 
-@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
 def test_a_resumed_run_ends_as_one_that_was_not_broken_off(tmp_path: Path) -> None:
     whole = _fit(tmp_path / "whole")
     _fit(tmp_path / "part", 1)
@@ -269,7 +268,6 @@ def test_an_average_that_cannot_be_read_hides_no_error(caplog: pytest.LogCapture
     assert "save_checkpoint" not in vars(trainer)
 
 
-@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
 @pytest.mark.parametrize(
     ("kind", "options"), [(_Tied, {}), (_Module, {"precision": "bf16-true"})], ids=["tied", "bf16"]
 )

@@ -87,7 +87,6 @@ def test_test_and_validation_compare_with_their_own_split(tmp_path: Path) -> Non
     assert metrics.summary() == {}
 
 
-@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
 def test_it_counts_on_after_a_resume(tmp_path: Path) -> None:
     first, second = Notes("train/"), Notes("train/")
     # It saves at the end of the epoch.

@@ -93,8 +93,6 @@ VOLUMES = [*QUICK, *outputs.VOLUMES]
 
 pytestmark = [
     # Whether a toy run on this machine could be faster is not the question here.
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
     pytest.mark.filterwarnings(
         "ignore:SWA is currently only supported every epoch"
     ),  # it takes a schedule's place

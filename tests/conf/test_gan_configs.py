@@ -10,11 +10,6 @@ import pytest
 
 from tests.outputs import GENERATED, NO_TIMELINES, QUICK, RAYS
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-]
-
 Run = Callable[..., dict[str, Any]]
 
 

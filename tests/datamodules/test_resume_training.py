@@ -87,15 +87,6 @@ def _data(batch_size: int = 4, **options: Any) -> Data:
 
 EVERYTHING = Counter((epoch, index) for epoch in range(EPOCHS) for index in range(LENGTH))
 
-pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning"
-    ),
-    pytest.mark.filterwarnings(
-        "ignore:Checkpoint directory .* exists and is not empty:UserWarning"
-    ),
-]
-
 
 @pytest.mark.parametrize(
     ("when", "resizable"),

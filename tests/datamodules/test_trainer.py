@@ -15,10 +15,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.testing import QUIET
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:You requested to overfit but enabled"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:You requested to overfit but enabled")
 
 
 class Model(BoringModel):

@@ -234,7 +234,6 @@ def test_samples_are_those_of_the_dataset(options: Any, images: Path, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_pictures")
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 def test_a_trained_run_goes_all_the_way(tmp_path: Path) -> None:
     run, cache = tmp_path / "run", f"paths.cache={tmp_path}/cache"
     words = ["+experiment=detection", "trainer=cpu", "trainer.enable_progress_bar=false", cache]

@@ -31,8 +31,6 @@ from lit_data.wings.watermarks import predictions as watermark_predict
 from tests.helpers.reading import opened
 from tests.predict.running import Marker, make_run, read_rows
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
-
 LOADER = LoaderOptions(batch_size=2, worker_kind="inline")
 
 

@@ -27,12 +27,6 @@ BOXES = (
 )
 
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Checkpoint directory .* exists and is not empty:UserWarning",
-    "ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning",
-)
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("boards")

@@ -25,16 +25,6 @@ from tests.helpers.reading import Watcher, assert_equal, assert_resumes, first, 
 
 SAMPLES = {"count": 20, "size_px": [64, 80]}
 
-pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning"
-    ),
-    pytest.mark.filterwarnings(
-        "ignore:Checkpoint directory .* exists and is not empty:UserWarning"
-    ),
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-]
-
 
 def _data(cache: str, *, setup: bool = True, **options: Any) -> DetectionDataModule:
     loader = LoaderOptions(batch_size=4, seed=3, **options.pop("loader", {"worker_kind": "inline"}))

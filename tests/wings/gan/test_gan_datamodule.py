@@ -15,10 +15,7 @@ from tests.helpers.reading import assert_equal, first, opened, plan, read_all
 
 SAMPLES = {"count": 6, "size_px": [16, 16], "tiles": 2}
 
-pytestmark = [
-    pytest.mark.usefixtures("small_runs_are_fast"),
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-]
+pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
 
 def _data(cache_dir: str | Path, *, setup: bool = True, **options: Any) -> GANDataModule:

@@ -33,11 +33,7 @@ SECRETS = {
 }
 LOADER = LoaderOptions(batch_size=2, num_workers=0)
 
-pytestmark = [
-    pytest.mark.timeout(240),
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-]
+pytestmark = pytest.mark.timeout(240)
 
 
 def _image(number: int, size_px: int = 64) -> bytes:

@@ -23,16 +23,6 @@ SHAPE = (24, 32, 40)
 SAMPLES = {"count": 10, "shape": SHAPE}
 BONE_HU = (150, None)
 
-pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning"
-    ),
-    pytest.mark.filterwarnings(
-        "ignore:Checkpoint directory .* exists and is not empty:UserWarning"
-    ),
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-]
-
 
 def _data(cache: str, *, setup: bool = True, **options: Any) -> CTDataModule:
     given_loader = {"batch_size": 3} | options.pop("loader", {"worker_kind": "inline"})
@@ -271,18 +261,6 @@ def test_volumes_with_too_few_points_are_refused_or_left_out(
     assert _names(_first(data, "predict", 4)) == ["v0", "v2", "v3", "v5"]
     with pytest.raises(DataError, match=r"v4\.npy: 3 foreground(.|\n)*2 of 6 volumes are bad"):
         _data(str(tmp_path), setup=False, **given).check_sources()
-
-
-def test_bad_files_are_listed_or_left_out(tmp_path: Path) -> None:
-    root = _write_set(tmp_path / "set", count=6)
-    (root / "v2.npy").write_bytes((root / "v2.npy").read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"v2\.npy"):
-        _data(str(tmp_path), root=str(root))
-    with pytest.raises(DataError, match=r"v2\.npy(.|\n)*1 of 6 volumes are bad"):
-        _data(str(tmp_path), root=str(root), setup=False).check_sources()
-    data = _data(str(tmp_path), root=str(root), on_bad="skip")
-    assert _names(_first(data, "predict", 5)) == ["v0", "v1", "v3", "v4", "v5"]
-    assert data.describe()["refused"] == 1
 
 
 def test_volumes_are_not_exported_as_images(cache: str, tmp_path: Path) -> None:

@@ -27,8 +27,6 @@ from lit_data.wings.volumes.segmentation import VolumeSegmentationModule
 from tests.helpers.reading import first, opened
 from tests.predict.running import predict, read_rows
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
-
 SHAPE = (13, 24, 20)
 AFFINE = np.array([[-0.8, 0, 0, 5], [0, 0, 2.0, -3], [0, 0.7, 0, 9], [0, 0, 0, 1]])
 
@@ -267,6 +265,7 @@ def test_all_bad_volumes_are_listed_at_once(tmp_path: Path) -> None:
         (root / name).unlink()
     data = _data(root, tmp_path / "cache", on_bad="skip")
     assert [Path(source.path).name for source in data.volumes.sources] == ["good.nii.gz"]
+    assert data.describe()["refused"] == 8
 
 
 def test_volumes_without_labels_are_predicted_and_not_trained_on(

@@ -27,8 +27,6 @@ from lit_data.wings.volumes.views import VolumeShown, project
 from tests.helpers.reading import opened
 from tests.predict.running import predict, read_rows
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
-
 LOADER = LoaderOptions(batch_size=4, worker_kind="inline")
 Answer = Any
 
@@ -97,22 +95,33 @@ def _batch(data: CTDataModule, count: int) -> Batch:
     return data.transform(data.make_loader("predict").read(np.arange(count), 0), "predict")
 
 
-def test_perfect_predictions_write_the_volumes_again(data: CTDataModule, tmp_path: Path) -> None:
-    summary = _predict(data, tmp_path)
+@pytest.fixture(scope="module")
+def predicted(
+    data: CTDataModule, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    """Folder and metrics of perfect predictions."""
+    folder = tmp_path_factory.mktemp("predicted")
+    return folder, _predict(data, folder)
+
+
+def test_perfect_predictions_write_the_volumes_again(
+    data: CTDataModule, predicted: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, summary = predicted
     counts = [len(data.volumes.bank[number]) for number in range(3)]
     assert summary["predict/volumes"] == 3
     assert summary["predict/voxels"] == sum(counts)
     assert summary["predict/iou"] == summary["predict/f1"] == 1
     assert summary["predict/value_mae"] == 0
-    rows = read_rows(tmp_path / "volumes.csv")
+    rows = read_rows(folder / "volumes.csv")
     assert [row["volume"] for row in rows] == [source.name for source in data.volumes.sources]
     for number, row in enumerate(rows):
         assert (int(row["occupied"]), int(row["found"])) == (counts[number], counts[number])
-        written = _read(tmp_path / row["file"])
+        written = _read(folder / row["file"])
         assert written.dtype == np.int16
         assert_array_equal(written, _expected(data, number))
-    assert cv2.imread(str(tmp_path / "predictions.png")).shape[1] > 500
-    surer = _predict(data, tmp_path / "surer", threshold=0.7)
+    assert cv2.imread(str(folder / "predictions.png")).shape[1] > 500
+    surer = _predict(data, tmp_path, threshold=0.7)
     assert surer["predict/voxels"] == sum(counts) - 3
     assert 0.9 < surer["predict/iou"] < 1
 
@@ -204,8 +213,10 @@ def test_a_view_shows_what_is_in_front() -> None:
     assert not np.isfinite(project(volume._replace(coords=np.zeros((0, 3), int)), 30)).any()
 
 
-def test_volumes_that_are_done_are_kept(data: CTDataModule, tmp_path: Path) -> None:
-    first = _predict(data, tmp_path)
-    (tmp_path / read_rows(tmp_path / "volumes.csv")[1]["file"]).unlink()
-    second = _predict(data, tmp_path, resume=True)
-    assert second == first | {"predict/images_kept": 2}
+def test_volumes_that_are_done_are_kept(
+    data: CTDataModule, predicted: tuple[Path, dict[str, Any]]
+) -> None:
+    folder, summary = predicted
+    (folder / read_rows(folder / "volumes.csv")[1]["file"]).unlink()
+    again = _predict(data, folder, resume=True)
+    assert again == summary | {"predict/images_kept": 2}

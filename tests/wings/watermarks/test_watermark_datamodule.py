@@ -18,10 +18,7 @@ from tests.helpers.reading import Watcher, assert_equal, first, fit, opened, pla
 SAMPLES = {"count": 6, "size_px": [128, 96]}
 SPEC = {"text_count": 20, "size_px": (10, 30)}
 
-pytestmark = [
-    pytest.mark.usefixtures("small_runs_are_fast"),
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-]
+pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
 
 def _data(

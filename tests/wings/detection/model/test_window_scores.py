@@ -17,10 +17,6 @@ from lit_data.wings.detection.box_figures import find_true
 from lit_data.wings.detection.model.module import DetectionModule
 from lit_data.wings.detection.model.net import DetectorNet
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
-)
-
 
 class Oracle(DetectionModule):
     """Finds the boxes of each window, as it cuts them, and notes what is scored."""

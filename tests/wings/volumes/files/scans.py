@@ -1,9 +1,10 @@
-"""Small scans, and a store of them, that tests of sparse stores share."""
+"""Small scans in every format, and a store of some, that tests of files share."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.testing import assert_array_equal
 
 from lit_data.core.types import Array
@@ -11,6 +12,28 @@ from lit_data.wings.volumes import IndexOptions, SparseStore, find_volumes
 
 SHAPE = (6, 20, 30)
 OPTIONS = IndexOptions(low_hu=500)
+
+
+def write_npy(path: Path, volume: Array) -> Path:
+    np.save(path / "v.npy", volume)
+    return path / "v.npy"
+
+
+def write_npz(path: Path, volume: Array, **more: Array) -> Path:
+    np.savez_compressed(path / "v.npz", volume=volume, note=np.array("CT"), **more)
+    return path / "v.npz"
+
+
+def write_nifti(path: Path, volume: Array, name: str = "v.nii.gz") -> Path:
+    nibabel = pytest.importorskip("nibabel")
+    image = nibabel.Nifti1Image(volume.T, np.diag([0.5, 0.6, 2.0, 1.0]))
+    image.header.set_xyzt_units("mm")
+    nibabel.save(image, path / name)
+    return path / name
+
+
+def write_nii(path: Path, volume: Array) -> Path:
+    return write_nifti(path, volume, "v.nii")
 
 
 def write_scans(folder: Path, count: int = 3, *, labels: bool = True) -> list[Array]:

@@ -12,32 +12,17 @@ from lit_data.core.errors import DataError
 from lit_data.core.types import Array
 from lit_data.wings.volumes import open_volume
 from lit_data.wings.volumes.files import volume as volume_module
+from tests.wings.volumes.files.scans import write_nifti, write_nii, write_npy, write_npz
 
 MUTANTS = 60
 VOLUME = np.random.default_rng(0).integers(-1000, 2000, (3, 6, 5), dtype=np.int16)
 
 
-def _npy(path: Path, volume: Array) -> Path:
-    np.save(path / "v.npy", volume)
-    return path / "v.npy"
+def _write_npz(path: Path, volume: Array) -> Path:
+    return write_npz(path, volume, spacing_mm=np.ones(3))
 
 
-def _npz(path: Path, volume: Array) -> Path:
-    np.savez_compressed(path / "v.npz", volume=volume, spacing_mm=np.ones(3))
-    return path / "v.npz"
-
-
-def _nii(path: Path, volume: Array, name: str = "v.nii") -> Path:
-    nib = pytest.importorskip("nibabel")
-    nib.save(nib.Nifti1Image(volume.T, np.eye(4)), path / name)
-    return path / name
-
-
-def _nii_gz(path: Path, volume: Array) -> Path:
-    return _nii(path, volume, "v.nii.gz")
-
-
-def _dicom(path: Path, volume: Array) -> Path:
+def _write_dicom(path: Path, volume: Array) -> Path:
     pydicom = pytest.importorskip("pydicom")
     slice_ = pydicom.dcmread(pydicom.data.get_testdata_file("CT_small.dcm"))
     slice_.PixelData = slice_.pixel_array[:6, :5].tobytes()
@@ -54,7 +39,7 @@ def _mutate(raw: bytes, draws: random.Random) -> bytes:
     return bytes(mutant[: draws.randrange(len(raw))] if draws.random() < 0.2 else mutant)
 
 
-@pytest.mark.parametrize("write", [_npy, _npz, _nii, _nii_gz, _dicom])
+@pytest.mark.parametrize("write", [write_npy, _write_npz, write_nii, write_nifti, _write_dicom])
 def test_a_damaged_file_is_read_or_refused(
     tmp_path: Path, write: Callable[[Path, Array], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from lit_data.core.errors import ConfigError, DataError
 from lit_data.core.types import Array
 from lit_data.wings.volumes import find_volumes, open_volume
 from lit_data.wings.volumes.files.sources import open_labels
+from tests.wings.volumes.files.scans import write_nifti, write_nii, write_npy, write_npz
 
 SHAPE = (5, 4, 3)
 
@@ -26,41 +26,15 @@ def volume() -> Array:
     return np.random.default_rng(0).integers(-1000, 2000, SHAPE, dtype=np.int16)
 
 
-def _nibabel() -> Any:
-    return pytest.importorskip("nibabel")
-
-
-def _write_npy(path: Path, volume: Array) -> Path:
-    np.save(path / "v.npy", volume)
-    return path / "v.npy"
-
-
 def _write_npy_fortran(path: Path, volume: Array) -> Path:
-    return _write_npy(path, np.asfortranarray(volume))
-
-
-def _write_npz(path: Path, volume: Array) -> Path:
-    np.savez_compressed(path / "v.npz", volume=volume, note=np.array("CT"))
-    return path / "v.npz"
+    return write_npy(path, np.asfortranarray(volume))
 
 
 def _write_npz_fortran(path: Path, volume: Array) -> Path:
-    return _write_npz(path, np.asfortranarray(volume))
+    return write_npz(path, np.asfortranarray(volume))
 
 
-def _write_nifti(path: Path, volume: Array, name: str = "v.nii.gz") -> Path:
-    nib = _nibabel()
-    image = nib.Nifti1Image(volume.T, np.diag([0.5, 0.6, 2.0, 1.0]))
-    image.header.set_xyzt_units("mm")
-    nib.save(image, path / name)
-    return path / name
-
-
-def _write_nii(path: Path, volume: Array) -> Path:
-    return _write_nifti(path, volume, "v.nii")
-
-
-WRITERS = [_write_npy, _write_npy_fortran, _write_npz, _write_npz_fortran, _write_nifti, _write_nii]
+WRITERS = [write_npy, _write_npy_fortran, write_npz, _write_npz_fortran, write_nifti, write_nii]
 
 
 @pytest.mark.parametrize("write", WRITERS)
@@ -78,7 +52,7 @@ def test_every_kind_gives_the_same_slices_in_any_order(
 
 
 def test_spacing_and_affine_come_from_the_header(tmp_path: Path, volume: Array) -> None:
-    with open_volume(_write_nifti(tmp_path, volume)) as opened:
+    with open_volume(write_nifti(tmp_path, volume)) as opened:
         assert opened.spacing_mm == pytest.approx((2.0, 0.6, 0.5))
         assert_allclose(opened.affine, np.diag([0.5, 0.6, 2.0, 1.0]), rtol=1e-6)
     np.savez(tmp_path / "s.npz", ct=volume, spacing_mm=np.array([3.0, 1.0, 1.5]))
@@ -100,7 +74,7 @@ def test_scale_fields_of_nifti_that_mean_nothing_change_nothing(
     tmp_path: Path, volume: Array, slope: float, intercept: float, factor: int, added: int
 ) -> None:
     for dtype in ("<i2", "<i4"):
-        path = _write_nii(tmp_path, volume.astype(dtype))
+        path = write_nii(tmp_path, volume.astype(dtype))
         raw = bytearray(path.read_bytes())
         raw[112:120] = struct.pack("<ff", slope, intercept)
         path.write_bytes(raw)
@@ -113,7 +87,7 @@ def test_bad_voxels_are_counted_and_the_first_is_named(tmp_path: Path, volume: A
     values = volume.astype(np.float32)
     values[1, 2, 0], values[1, 3, 1], values[4, 0, 0] = np.nan, np.inf, -np.inf
     message = r"v.npz: 3 NaN or infinite voxels, the first at z 1, y 2, x 0; data.nan_fil"
-    with open_volume(_write_npz(tmp_path, values)) as opened:
+    with open_volume(write_npz(tmp_path, values)) as opened:
         opened.read(0, 1)
         with pytest.raises(DataError, match=message):
             opened.read(1, 2)
@@ -141,7 +115,7 @@ def test_arrays_that_are_no_volumes_are_refused(tmp_path: Path, array: Array, me
         open_volume(tmp_path / "v.npz")
 
 
-@pytest.mark.parametrize("write", [_write_npy, _write_npz, _write_nii])
+@pytest.mark.parametrize("write", [write_npy, write_npz, write_nii])
 def test_files_that_are_cut_short_are_refused_when_they_are_opened(
     tmp_path: Path, volume: Array, write: Callable[[Path, Array], Path]
 ) -> None:
@@ -152,7 +126,7 @@ def test_files_that_are_cut_short_are_refused_when_they_are_opened(
 
 
 def test_packed_files_are_checked_when_they_are_read(tmp_path: Path, volume: Array) -> None:
-    path = _write_nifti(tmp_path, volume)
+    path = write_nifti(tmp_path, volume)
     whole = path.read_bytes()
     path.write_bytes(gzip.compress(gzip.decompress(whole)[:-7]))
     with (
@@ -182,7 +156,7 @@ NAN_SPACING = struct.pack("<4f", 1, 0.5, 0.6, np.nan)
 def test_nifti_headers_that_make_no_volume_are_refused(
     tmp_path: Path, volume: Array, change: Callable[[bytes], bytes], message: str
 ) -> None:
-    path = _write_nifti(tmp_path, volume)
+    path = write_nifti(tmp_path, volume)
     path.write_bytes(gzip.compress(change(gzip.decompress(path.read_bytes()))))
     with pytest.raises(DataError, match=f"v.nii.gz: .*{message}"):
         open_volume(path)
@@ -191,7 +165,7 @@ def test_nifti_headers_that_make_no_volume_are_refused(
 def test_a_missing_library_says_what_to_install(
     tmp_path: Path, volume: Array, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = _write_nifti(tmp_path, volume)
+    path = write_nifti(tmp_path, volume)
     monkeypatch.setitem(sys.modules, "nibabel", None)
     with pytest.raises(ConfigError, match="nibabel is not installed: pip install nibabel"):
         open_volume(path)
@@ -201,7 +175,7 @@ def test_a_missing_library_says_what_to_install(
 def test_labels_that_lie_elsewhere_are_told(
     tmp_path: Path, volume: Array, flip: int, warned: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    nib = _nibabel()
+    nib = pytest.importorskip("nibabel")
     labels = np.ones(SHAPE[::-1], np.uint8)
     nib.save(nib.Nifti1Image(volume.T, np.eye(4)), tmp_path / "v.nii")
     nib.save(nib.Nifti1Image(labels, np.diag([1, flip, 1, 1])), tmp_path / "v_labels.nii")

@@ -88,13 +88,6 @@ def test_bad_volumes_are_listed_or_left_out(tmp_path: Path) -> None:
     assert str(store).endswith("; 2 skipped")
 
 
-def test_labels_of_another_shape_are_refused(tmp_path: Path) -> None:
-    write_scans(tmp_path, 1, labels=False)
-    np.save(tmp_path / "ct" / "v00_seg.npy", np.zeros((6, 30, 20), np.uint8))
-    with pytest.raises(DataError, match=r"v00_seg\.npy: labels of shape \(6, 30, 20\) \(turned\?"):
-        build_store(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["meta.json", "positions.npy", "values.npy", "slices.npy"])
 @pytest.mark.parametrize(
     "damage", [lambda raw: raw[:-64], lambda raw: raw + bytes(64), lambda raw: b""]

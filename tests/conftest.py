@@ -11,16 +11,31 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
+import lit_data
 from lit_data.images.store.arrays import ArrayWriter
 from lit_data.images.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
 from lit_data.images.store.sources import SourceTable
 from tests.helpers.fork_server import PICTURES, WITHOUT_PICTURES, install, make_starter
+
+CONFIGURATION = str(Path(lit_data.__file__).parent / "conf")
+
+# How many images the pictures of ``predict`` show.
+SHOWN_BY_PREDICT = (
+    "lit_data.predict.maps.SHOWN",
+    "lit_data.predict.worst_images.WORST",
+    "lit_data.wings.detection.box_errors._SHOWN",
+    "lit_data.wings.detection.predictions._SHOWN",
+    "lit_data.wings.watermarks.predictions.SHOWN",
+)
 
 LONGEST = (
     "test_kinds",
@@ -51,6 +66,25 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _read_once(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a loader of YAML parse each file of the packaged configuration once."""
+    contents: dict[str, Any] = {}
+
+    def read(stream: Any, Loader: type) -> Any:
+        if not str(getattr(stream, "name", "")).startswith(CONFIGURATION):
+            return load(stream, Loader)
+        text = stream.read()
+        if text not in contents:
+            contents[text] = load(text, Loader)
+        return deepcopy(contents[text])
+
+    return read
+
+
+# Hundreds of commands compose the same files, of whose time a fifth is that of the parser.
+yaml.load = _read_once(yaml.load)
 
 # Each Trainer would look through all installed packages for callbacks of others.
 importlib.metadata.entry_points = cache(importlib.metadata.entry_points)
@@ -131,6 +165,15 @@ def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     for name in PICTURES:
         monkeypatch.setattr(name, lambda *args, **options: None)
+
+
+@pytest.fixture(scope="module")
+def few_pictures() -> Iterator[None]:
+    """Pictures of ``predict`` show one image of each kind: drawing takes longer than all else."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in SHOWN_BY_PREDICT:
+            patch.setattr(name, 1)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -45,6 +45,8 @@ TOY = [*TOY_DATA, "trainer.max_epochs=1", "data.loader.batch_size=4", "data.load
 TOY += ["report=false", *NO_TIMELINES]
 
 pytestmark = [
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore::pytorch_lightning.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:No seed found"),
     pytest.mark.filterwarnings(
         "ignore:You passed in a `val_dataloader` but have no `validation_step`"

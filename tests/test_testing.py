@@ -79,6 +79,7 @@ def test_a_datamodule_of_ours_passes_and_one_that_draws_from_elsewhere_does_not(
         check_datamodule(Draws(tmp_path / "images", **options))
 
 
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 def test_memory_runs_out_and_the_step_is_cut() -> None:
     stock, limited = STOCK["classifier"], LimitedMemory(3)
     limits = {**QUIET, "max_epochs": 1, "limit_train_batches": 2}

@@ -33,6 +33,7 @@ MEANS = "normality.scales.0.mean"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("without_pictures"),
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
 ]
 
 

@@ -32,6 +32,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 def test_a_run_is_trained_opened_scored_and_predicts(place: Path) -> None:
     run = api.fit("stripe", *QUICK)
     assert run.folder.is_relative_to(place / "runs/debug/stripe")
@@ -46,6 +47,7 @@ def test_a_run_is_trained_opened_scored_and_predicts(place: Path) -> None:
     assert (found.folder / "defects.csv").is_file()
 
 
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 def test_objects_of_a_training_are_built_and_train_without_the_command(place: Path) -> None:
     folder = place / "mine"
     objects = api.build("stripe", *QUICK, f"paths.run={folder}")

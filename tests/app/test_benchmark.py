@@ -35,6 +35,7 @@ SPEED_COLUMNS = [f"{method}_{column}" for method in METHODS[1:] for column in ME
 pytestmark = [
     pytest.mark.timeout(120),
     # Whether a toy run on this machine could be faster is not the question here.
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
 ]
 
 Run = Callable[..., tuple[dict[str, Any], list[dict[str, str]]]]

@@ -517,6 +517,7 @@ def interrupt_fit(
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_pictures")
 @pytest.mark.filterwarnings("ignore:The dirpath has changed from")
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 @pytest.mark.parametrize(
     ("to", "workers", "number", "code", "message"),
     [

@@ -26,6 +26,7 @@ PAIRS = (
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("without_pictures"),
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
 ]
 
 

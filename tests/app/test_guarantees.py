@@ -33,6 +33,8 @@ from lit_inspect.board import read_board
 from tests.outputs import NO_TIMELINES
 from tests.predict.running import Marker, make_run, read_rows
 
+pytestmark = pytest.mark.usefixtures("few_pictures")
+
 _QUICK = (
     "trainer=cpu",
     "trainer.enable_progress_bar=false",
@@ -234,6 +236,7 @@ def _check_pod(run: str, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 def test_a_run_is_calibrated_and_its_smallest_defect_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,6 +79,10 @@ REASONS = {  # what a refusal says, by the number of its reason on the page
     "5": r"2 processes would each train on a part of the images",
 }
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
+)
+
 
 def _read_table() -> dict[str, dict[str, str]]:
     """Cells of the table of the page, by kind and command."""

@@ -21,6 +21,10 @@ KINDS: dict[str, tuple[str, ...]] = {
     "stripe": outputs.STRIPES,
 }
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
+)
+
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -13,15 +13,12 @@ import torch
 
 from lit_data.app.cli import main
 from lit_data.models import SegmentationModule, UNet
-from lit_data.wings.watermarks import predictions as watermark_predict
 
 WORDS = ["predict", "experiment=watermark", "trainer=cpu", "model.net.width=2", "model.net.depth=1"]
 QUICK = ["trainer.enable_progress_bar=false", "predict.tile_px=64", "predict.readers=1"]
 
 
-@pytest.fixture(autouse=True)
-def few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watermark_predict, "SHOWN", 1)  # drawing takes longer than all else
+pytestmark = pytest.mark.usefixtures("few_pictures")
 
 
 @pytest.fixture

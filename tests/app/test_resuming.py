@@ -95,7 +95,10 @@ def _cosine(step: float, steps: float, lr: float = 0.004) -> float:
     return lr * (0.5 + 0.5 * math.cos(math.pi * (step + 0.5) / steps))
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step`"),
+]
 WHOLE, DONE = EPOCHS * EPOCH, TRAINED * EPOCH
 
 

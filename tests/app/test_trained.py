@@ -34,9 +34,7 @@ SMALL += NO_TIMELINES
 NET = ["model=unet", "model.net.width=2", "model.net.depth=1"]
 
 
-@pytest.fixture(autouse=True)
-def few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_data.predict.maps.SHOWN", 1)  # drawing takes longer than all else
+pytestmark = pytest.mark.usefixtures("few_pictures")
 
 
 @pytest.fixture(scope="module")
@@ -102,21 +100,11 @@ def test_a_run_is_chosen_by_its_folder(
 ) -> None:
     root = f"data.root={trained}/set"
     run = trained / "runs/fit/segmentation/1"
-    assert _predict(trained, tmp_path, root, f"run={run}")[0] == 0
-    assert _predict(trained, tmp_path / "latest", root, "run=latest", "ckpt=last")[0] == 0
+    assert _predict(trained, tmp_path, root, "run=latest", "ckpt=last")[0] == 0
     capsys.readouterr()
     assert _predict(trained, tmp_path / "both", root, f"run={run}", "ckpt=a.ckpt")[0] == 2
     assert "give one of them" in capsys.readouterr().err
     assert _predict(trained, tmp_path / "none", root, f"run={tmp_path}/nowhere")[0] == 3
-
-
-@pytest.mark.parametrize("named", ["run={run}", "ckpt={run}/checkpoints/best.ckpt"])
-def test_a_checkpoint_tells_its_experiment(named: str, trained: Path, tmp_path: Path) -> None:
-    run = named.format(run=trained / "runs/fit/segmentation/1")
-    words = [*_places(trained), run, f"data.root={trained}/set", f"hydra.run.dir={tmp_path}/out"]
-    words += ["trainer=cpu", "trainer.enable_progress_bar=false"]
-    assert main(["test", *words]) == 0
-    assert json.loads((tmp_path / "out/summary.json").read_text())["experiment"] == "segmentation"
 
 
 @pytest.mark.parametrize(
@@ -126,10 +114,9 @@ def test_a_checkpoint_tells_its_experiment(named: str, trained: Path, tmp_path: 
         (["{run}", "data.splits=auto"], 2),
         (["run={run}", "data.root={set}"], 4),
         (["ckpt={run}/checkpoints/best.ckpt", "data.root={set}"], 4),
-        (["run={run}", "data.root={set}", "data.splits=auto"], 2),
     ],
 )
-def test_images_of_the_training_keep_their_splits(
+def test_a_checkpoint_tells_its_experiment_and_its_splits(
     words: list[str], count: int, trained: Path, tmp_path: Path
 ) -> None:
     places = {"run": trained / "runs/fit/segmentation/1", "set": trained / "set"}
@@ -137,6 +124,7 @@ def test_images_of_the_training_keep_their_splits(
     assert main(["test", *(word.format(**places) for word in words), *out, "trainer=cpu"]) == 0
     said = (tmp_path / "out/test.log").read_text()
     assert re.search(rf"splits: train .*, test {count}\b", said)
+    assert json.loads((tmp_path / "out/summary.json").read_text())["experiment"] == "segmentation"
 
 
 def test_a_checkpoint_of_another_experiment_is_refused_in_one_line(
@@ -305,6 +293,7 @@ def test_classes_come_from_the_data_and_go_into_the_checkpoint(tmp_path: Path) -
     assert row.split(",")[1] in module.classes
 
 
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 @pytest.mark.parametrize("save_weights_only", [True, False])
 def test_every_kind_of_checkpoint_says_what_it_is_trained_on(
     tmp_path: Path, save_weights_only: bool

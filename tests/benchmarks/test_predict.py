@@ -28,7 +28,10 @@ TOY = [
 ]
 WAYS = ["original", "original_bf16", "ours"]
 
-pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
+pytestmark = [
+    pytest.mark.usefixtures("small_runs_are_fast"),
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -93,6 +93,7 @@ VOLUMES = [*QUICK, *outputs.VOLUMES]
 
 pytestmark = [
     # Whether a toy run on this machine could be faster is not the question here.
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings(
         "ignore:SWA is currently only supported every epoch"
     ),  # it takes a schedule's place

@@ -10,6 +10,10 @@ import pytest
 
 from tests.outputs import GENERATED, NO_TIMELINES, QUICK, RAYS
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
+)
+
 Run = Callable[..., dict[str, Any]]
 
 

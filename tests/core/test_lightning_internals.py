@@ -38,6 +38,10 @@ from lit_data.core.lightning_internals import (
 from lit_data.testing import QUIET
 from tests.helpers.stock_modules import STOCK
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
+)
+
 
 def test_versions_that_are_known_and_others() -> None:
     for version in ("2.6.6", "2.6.6rc1", "2.6.6+cpu", "2.6.7", "2.6.10.dev20260101"):

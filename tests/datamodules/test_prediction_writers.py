@@ -12,6 +12,8 @@ import torch
 
 from lit_data.loading import MicroBatchLoader
 
+pytestmark = pytest.mark.usefixtures("few_pictures")
+
 SAMPLES = [torch.tensor([float(number)]) for number in range(10)]
 
 

@@ -30,6 +30,8 @@ from lit_inspect.rows import ArrayRows
 from tests.helpers.reading import opened
 from tests.predict.running import predict, read_rows
 
+pytestmark = pytest.mark.usefixtures("few_pictures")
+
 SIZES = {"a.png": (50, 60), "b/c.jpg": (150, 201), "d.bmp": (64, 300), "e.png": (96, 96)}
 LIMITS = {"threshold": 0.6, "min_area_px": 20}
 

@@ -26,6 +26,8 @@ from lit_inspect.inspector import Inspector
 from lit_inspect.results import Results
 from tests.predict.running import Marker, make_run, predict
 
+pytestmark = pytest.mark.usefixtures("few_pictures")
+
 TILES = {"tile_px": 64, "multiple_px": 4, "threshold": 0.6, "image_threshold": 0.7}
 
 

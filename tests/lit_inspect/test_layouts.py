@@ -28,6 +28,8 @@ from lit_inspect.layouts import Group, Layout, find_role, group_files, open_file
 from tests.lit_inspect.boards import write_board
 from tests.predict.running import Marker, make_run, predict, read_rows
 
+pytestmark = pytest.mark.usefixtures("few_pictures")
+
 ROLES = ("target", "ref1", "ref2")
 TILES = {"tile_px": 64, "multiple_px": 4, "threshold": 0.08}
 FILES = {"target": "*_a.png", "ref1": "ref/*_b.png", "ref2": "ref/*_c.png"}

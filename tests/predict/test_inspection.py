@@ -18,6 +18,8 @@ from lit_data.testing import QUIET
 from tests.helpers.reading import opened
 from tests.predict.running import predict, read_rows
 
+pytestmark = pytest.mark.usefixtures("few_pictures")
+
 
 class _Levels(LightningModule):
     """Says class 1 where pixels are near 0.4, class 2 where they are near 0.8."""

@@ -27,6 +27,8 @@ from tests.helpers.reading import opened
 from tests.predict.running import predict, read_rows
 from tests.predict.test_labels import Greyer
 
+pytestmark = pytest.mark.usefixtures("few_pictures")
+
 LOADER = LoaderOptions(batch_size=2, worker_kind="inline")
 SURE, UNSURE, GOOD = "b/sure.png", "a/unsure é.png", "good.png"
 LEVELS = {SURE: 250, UNSURE: 150, GOOD: 20}

@@ -19,6 +19,8 @@ from lit_data.predict import find_task
 from tests.helpers.reading import opened
 from tests.predict.running import predict, read_rows
 
+pytestmark = pytest.mark.usefixtures("few_pictures")
+
 GREYS = {"ok/1.png": 20, "ok/2.png": 120, "dent/3.png": 100, "dent/4.png": 220}
 
 

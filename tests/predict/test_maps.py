@@ -1,6 +1,6 @@
 """``predict`` for stripes: whole images get what their patches got, whatever their layout and dtype."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from lit_data.core.types import Array, Batch
 from lit_data.datamodules import StripeDataModule
 from lit_data.loading import LoaderOptions
 from lit_data.predict import Predicted, PredictOptions, find_defects, find_task
-from lit_data.predict import maps as patch_predict
 from lit_data.wings.watermarks import WatermarkDataModule
 from lit_inspect.layouts import ROLES
 from tests.helpers.reading import opened
@@ -28,11 +27,7 @@ SIZE = (48, 80)
 """Of an image and, for the old way, of its one patch."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few_pictures() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(patch_predict, "SHOWN", 1)  # drawing takes longer than all else
-        yield
+pytestmark = pytest.mark.usefixtures("few_pictures")
 
 
 def _predict(

@@ -2,7 +2,6 @@
 
 import csv
 import io
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +26,6 @@ from lit_data.wings.detection import DetectionDataModule
 from lit_data.wings.detection.box_figures import find_true
 from lit_data.wings.volumes import CTDataModule
 from lit_data.wings.watermarks import WatermarkDataModule
-from lit_data.wings.watermarks import predictions as watermark_predict
 from tests.helpers.reading import opened
 from tests.predict.running import Marker, make_run, read_rows
 
@@ -180,11 +178,7 @@ KINDS = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few_pictures() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watermark_predict, "SHOWN", 1)  # drawing takes longer than all else
-        yield
+pytestmark = pytest.mark.usefixtures("few_pictures")
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda make: make.__name__.removeprefix("_make_"))

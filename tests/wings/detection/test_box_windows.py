@@ -17,6 +17,8 @@ from tests.helpers.reading import assert_resumes, first, opened
 from tests.predict.running import predict
 from tests.wings.detection.test_box_predictions import Fails, Oracle, _read
 
+pytestmark = pytest.mark.usefixtures("few_pictures")
+
 SIZES = ((150, 220), (90, 300), (40, 50), (100, 100))
 BOXES = (
     # On seams, in a corner of four windows, at the edge, and touching nothing.

@@ -1,7 +1,6 @@
 """Pictures of watermarks, and ``predict`` for them: what is written, what is left out, and how an interrupted run goes on."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,7 @@ SIZES = {"a/page.png": (40, 50), "b/page.png": (64, 64), "b/scan.bmp": (40, 50)}
 SIZES |= {"c.png": (1, 30), "d.png": (30, 1), "e.png": (130, 90), "f.png": (40, 50)}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few_pictures() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watermark_predict, "SHOWN", 1)  # drawing takes longer than all else
-        yield
+pytestmark = pytest.mark.usefixtures("few_pictures")
 
 
 @pytest.fixture(scope="module")

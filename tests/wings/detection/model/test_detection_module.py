@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -51,11 +51,25 @@ def _module(**options: Any) -> DetectionModule:
     return DetectionModule(DetectorNet(2, width=8), **options)
 
 
-def test_it_learns_four_images_by_heart(tmp_path: Path) -> None:
+class Learned(NamedTuple):
+    """A module that was trained on four images, and the scores of its validation."""
+
+    model: DetectionModule
+    scores: dict[str, float]
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
     model, loader = _module(), load_batches(_batch())
-    trainer = make_trainer(tmp_path, max_epochs=100, check_val_every_n_epoch=100)
+    folder = tmp_path_factory.mktemp("learned")
+    trainer = make_trainer(folder, max_epochs=100, check_val_every_n_epoch=100)
     trainer.fit(model, loader, loader)
-    assert trainer.callback_metrics["val/map50"] > 0.9
+    return Learned(model, {name: float(score) for name, score in trainer.callback_metrics.items()})
+
+
+def test_it_learns_four_images_by_heart(learned: Learned, tmp_path: Path) -> None:
+    model, loader, trainer = learned.model, load_batches(_batch()), make_trainer(tmp_path)
+    assert learned.scores["val/map50"] > 0.9
     tested = trainer.test(model, loader, verbose=False)[0]
     assert {"test/map50", "test/map", "test/map_small", "test/froc_1"} <= set(tested)
     assert tested["test/map50"] > 0.9
@@ -73,22 +87,20 @@ def test_it_trains_in_any_precision_and_with_accumulated_gradients(
     assert {"train/loss", "val/loss", "val/map50", "val/map"} <= set(trainer.callback_metrics)
 
 
-def test_the_threshold_of_the_last_validation_is_kept_and_predicted_with(tmp_path: Path) -> None:
-    model, loader = _module(), load_batches(_batch())
-    trainer = make_trainer(tmp_path, max_epochs=60, check_val_every_n_epoch=60)
-    trainer.fit(model, loader, loader)
-    chosen = float(trainer.callback_metrics["val/object_f1_max_threshold"])
-    trainer.save_checkpoint(tmp_path / "a.ckpt")
-    content = torch.load(tmp_path / "a.ckpt", weights_only=True)
-    assert float(content["state_dict"]["predict_threshold"]) == pytest.approx(chosen)
+def test_the_threshold_of_the_last_validation_is_kept_and_predicted_with(
+    learned: Learned, tmp_path: Path
+) -> None:
+    chosen = learned.scores["val/object_f1_max_threshold"]
+    state = learned.model.state_dict()
+    assert float(state["predict_threshold"]) == pytest.approx(chosen)
     loaded = _module()
-    loaded.load_state_dict(content["state_dict"])
-    found = make_trainer(tmp_path).predict(loaded, loader)
+    loaded.load_state_dict(state)
+    found = make_trainer(tmp_path).predict(loaded, load_batches(_batch()))
     scores = torch.cat([image["scores"] for image in found[0]])
     assert chosen < scores.min()
-    del content["state_dict"]["predict_threshold"]  # as older checkpoints
+    del state["predict_threshold"]  # as older checkpoints
     fresh = _module()
-    fresh.load_state_dict(content["state_dict"])
+    fresh.load_state_dict(state)
     assert float(fresh.predict_threshold) == 0.25
 
 

@@ -104,6 +104,7 @@ def test_nothing_heavy_is_imported_before_a_command_runs(words: list[str], heavy
     ("words", "message"),
     [
         ("fitt", f"unknown command 'fitt'. Did you mean 'fit'? Commands: {ALL}."),
+        ("fitt --help", f"unknown command 'fitt'. Did you mean 'fit'? Commands: {ALL}."),
         ("val", f"unknown command 'val'. Did you mean 'validate'? Commands: {ALL}."),
         ("zzz", f"unknown command 'zzz'. Commands: {ALL}."),
         ("-m", f"unknown command ''. Commands: {ALL}."),

@@ -125,8 +125,3 @@ def test_a_comment_stands_beside_its_key(
         "  benchmark.repeats=3             measurements of each row, in turn; the table holds medians"
         in page
     )
-
-
-def test_a_mistyped_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fitt", "--help"]) == 2
-    assert "unknown command 'fitt'. Did you mean 'fit'?" in capsys.readouterr().err

@@ -105,7 +105,6 @@ def test_a_picture_says_verdict_score_and_objects_of_each_image(
     data: DetectionDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures: list[Figure] = []
-    monkeypatch.setattr(predictions, "_SHOWN", 6)
     monkeypatch.setattr(predictions, "save_figure", lambda figure, *_: figures.append(figure))
     _predict(data, tmp_path)
     titles = [cell.get_title() for cell in figures[0].axes if cell.get_title()]

@@ -137,8 +137,6 @@ def test_windows_may_share_more_or_less(
     for overlap_px in (64, -1):
         with pytest.raises(ConfigError, match="less than a window of 64 x 64 px"):
             predict(other, Oracle(), tmp_path / "refused", overlap_px=overlap_px)
-    with pytest.raises(ConfigError, match="tile_px=64 has no effect on images with boxes"):
-        predict(other, Oracle(), tmp_path / "refused", tile_px=64)
 
 
 def test_training_takes_windows_by_chance_and_names_their_images(

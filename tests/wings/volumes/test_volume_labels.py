@@ -263,6 +263,8 @@ def test_all_bad_volumes_are_listed_at_once(tmp_path: Path) -> None:
         _data(root, tmp_path / "cache", on_bad="skip")
     for name in ("orphan_seg.nii.gz", "link.npy"):
         (root / name).unlink()
+    with pytest.raises(DataError, match="8 of 9 volumes are bad"):
+        _data(root, tmp_path / "cache")
     data = _data(root, tmp_path / "cache", on_bad="skip")
     assert [Path(source.path).name for source in data.volumes.sources] == ["good.nii.gz"]
     assert data.describe()["refused"] == 8

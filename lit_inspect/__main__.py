@@ -9,6 +9,7 @@ from pathlib import Path
 
 import cv2
 
+from lit_inspect.counts import counted
 from lit_inspect.errors import (
     AnswerError,
     BoardError,
@@ -92,8 +93,9 @@ def _run(options: argparse.Namespace) -> int:
         )
     if results.misfits:
         _print_error(
-            f"{results.misfits} images have references that do not fit (column references of "
-            "images.csv); their verdict is review, because the differences may not be defects"
+            counted(results.misfits, "image has", "images have")
+            + " references that do not fit (column references of images.csv); "
+            "the verdict is review, because the differences may not be defects"
         )
     print(escape(f"{describe_counts(counts)}; {options.out}"))
     return ImageError.exit_code if results.has_bad else 0

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from lit_inspect.board import NET, Board, read_board
 from lit_inspect.boxes import Box
+from lit_inspect.counts import counted
 from lit_inspect.drift import describe
 from lit_inspect.errors import BoardError, ImageError, UsageError, describe_error
 from lit_inspect.images import list_images
@@ -383,7 +384,7 @@ class Inspector:
         dtype = image.read(0, 1).dtype.name
         if (image.shape[0], dtype) != (self.settings.channels, self.settings.dtype):
             raise UsageError(
-                f"{image.shape[0]} channels of {dtype}, but the model was trained with "
+                f"{counted(image.shape[0], 'channel')} of {dtype}, but the model was trained with "
                 f"{self.settings.channels} of {self.settings.dtype}"
             )
 

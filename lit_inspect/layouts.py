@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from lit_inspect.bounds import MOST_CHANNELS
+from lit_inspect.counts import counted
 from lit_inspect.errors import ImageError, UsageError
 from lit_inspect.images import ReadOptions, finish, open_image
 from lit_inspect.rows import ArrayRows
@@ -203,7 +204,7 @@ def _pick(image: Rows, layout: Layout) -> Rows:
     needed = max(layout.channels) + 1
     if needed > image.shape[0]:
         raise ImageError(
-            f"{image.shape[0]} channels, but target, ref1 and ref2 are channels "
+            f"{counted(image.shape[0], 'channel')}, but target, ref1 and ref2 are channels "
             f"{', '.join(map(str, layout.channels))} of a file, counted from 0"
         )
     if layout.channels == tuple(range(image.shape[0])):

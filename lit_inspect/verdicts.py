@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_inspect.counts import counted
+
 GOOD = "good"
 DEFECT = "defect"
 REVIEW = "review"
@@ -70,4 +72,4 @@ def describe_counts(counts: Mapping[str, int]) -> str:
     """Return images by their verdicts in words: ``180 images: 111 defect, 69 good``."""
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()) if count)
     total = sum(counts.values())
-    return f"{total} image{'s' if total != 1 else ''}: {listed}"
+    return f"{counted(total, 'image')}: {listed}"

@@ -49,7 +49,7 @@ def _spoil_both_passes(root: Path) -> list[str]:
     """One file that its header gives away, and one that only decoding does."""
     _add_text(root)
     _cut_jpegs(root)
-    return ["notes.png", "page.png", "x.jpg", "y.jpg", "4 of 10 images"]
+    return ["notes.png", "page.png", "x.jpg", "y.jpg", "4 of 10 files"]
 
 
 def _mask_folder_beside(root: Path) -> list[str]:
@@ -166,7 +166,7 @@ def test_images_are_left_out_with_their_bad_masks(
     words = [*_masked_set(tmp_path / "images", edges=2)[1:], "data.mask_splits=[test]"]
     (tmp_path / "images/5.png").write_bytes(b"not an image, though it has a mask")
     assert main(["prepare", f"+experiment={experiment}", *words, "data.on_bad=skip"]) == 0
-    assert "test: 2 images are skipped, because their masks are bad" in capfd.readouterr().out
+    assert "test: 2 images with bad masks are skipped" in capfd.readouterr().out
 
 
 def test_good_files_are_answered_in_a_line_and_a_table(
@@ -209,7 +209,7 @@ def test_many_bad_files_are_one_screen_and_all_are_listed_in_the_run_folder(
     lines = err.rstrip("\n").split("\n")
     assert len(lines) < 10
     assert lines[-2:] == [
-        "lit_data: 30 of 60 images and masks are bad:",
+        "lit_data: 30 of 60 files are bad:",
         "  data.on_bad=skip skips them",
     ]
     assert f"  all of them: {tmp_path}/run/problems.txt" in lines

@@ -131,7 +131,7 @@ def test_ranks_predict_as_one_process_does(kind: str, tmp_path: Path) -> None:
         words = ("trainer=ddp_cpu", "predict.batch_size=3", "predict.augment=null")
         code, output = folders.predict(results, *words, start=start)
         assert code == expected, output
-        assert ("1 inputs are bad and have no prediction" in output) == bool(bad)
+        assert ("1 input is bad and has no prediction" in output) == bool(bad)
         summaries.append(folders.summarise(output))
         assert folders.read(results) == folders.read("alone")
         names = {file.name for file in (tmp_path / results).glob("*.jsonl")}

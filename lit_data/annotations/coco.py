@@ -29,6 +29,7 @@ from lit_data.core.types import Bools, Doubles, PathText
 from lit_data.datasets.split_names import split_of_annotations
 from lit_data.images.discovery import check_inside
 from lit_data.images.header_scan import OnBad
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -220,7 +221,9 @@ def split_by_file(files: Sequence[CocoFile], index: NameIndex) -> dict[str, list
                     f"names an image that {show_path(owners[number].path)} names too: {number}",
                 )
             splits[file.split or ""].append(number)
-    problems.raise_if_any(f"{len(problems)} images are in more than one split")
+    problems.raise_if_any(
+        counted(len(problems), "image is", "images are") + " in more than one split"
+    )
     return splits
 
 
@@ -277,7 +280,12 @@ def read_coco_labels(
         ids = {key: order[name] for key, name in file.categories.items() if name in order}
         crowds += _add_boxes(collector, file, numbers, ids)
     if crowds:
-        log.info("%d boxes with iscrowd or ignore are ignored regions", crowds)
+        boxes = counted(
+            crowds,
+            "box with iscrowd or ignore is an ignored region",
+            "boxes with iscrowd or ignore are ignored regions",
+        )
+        log.info("%s", boxes)
     return collector.finish(names)
 
 

@@ -105,10 +105,17 @@ def add_label_files(
     for label_format, names in sort_by_format(folder, leftovers.unread, used).items():
         if label_format:
             cure = cures.get(label_format, cures[""]).replace("FILE", names[0])
-            leftovers.add(f"label files ({label_format}) are not used", names, cure)
+            leftovers.add(
+                f"label file ({label_format}) is not used",
+                f"label files ({label_format}) are not used",
+                names,
+                cure,
+            )
         elif with_unknown:
             names = [name for name in names if not _NO_LABELS.fullmatch(name.rpartition("/")[2])]
-            leftovers.add("files have an unknown format", names, cures[""])
+            leftovers.add(
+                "file has an unknown format", "files have an unknown format", names, cures[""]
+            )
 
 
 def add_unlabelled(
@@ -127,7 +134,8 @@ def add_unlabelled(
     """
     unlabelled = {number: name for number, name in names.items() if number not in labelled}
     cure = "they count as images without an object; data.exclude skips them"
-    leftovers.add("images have no label file", list(unlabelled.values()), cure)
+    names_without = list(unlabelled.values())
+    leftovers.add("image has no label file", "images have no label file", names_without, cure)
     for split, numbers in splits.items():
         if unlabelled.keys() >= set(numbers):
             leftovers.add_split(split, [names[number] for number in numbers], "label file")

@@ -13,6 +13,7 @@ from lit_data.core.types import Array, Bools, Doubles, Floats, Ints, PathText, S
 from lit_data.images.header import read_header
 from lit_data.images.header_scan import OnBad
 from lit_data.images.read_options import ReadOptions
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class LabelTable:
         parts = []
         for split, images in splits.items():
             boxes = int(objects_of_image[np.asarray(images, np.int64)].sum())
-            parts.append(f"{split} {len(images)} ({boxes} boxes)")
+            parts.append(f"{split} {len(images)} ({counted(boxes, 'box', 'boxes')})")
         return f"classes: {', '.join(classes) or 'none'}; splits: {', '.join(parts)}"
 
     @property
@@ -184,7 +185,7 @@ class Faults:
             else:
                 others += 1
         if others:
-            headings.append(f"{others} other faults" if headings else f"{others} faults")
+            headings.append(counted(others, "other fault" if headings else "fault"))
         problems.raise_if_any("; ".join(headings))
 
 
@@ -402,9 +403,8 @@ class BoxCollector:
         self._warn_duplicates(rows)
         if clipped:
             log.info(
-                "%d boxes reached up to 1 %% of their size, or a pixel, beyond their image and "
-                "were clipped",
-                clipped,
+                "%s up to 1 %% of the size, or a pixel, beyond the image and got clipped",
+                counted(clipped, "box reached", "boxes reached"),
             )
         centres = (corners[:, :2] + corners[:, 2:]) / 2
         sides = corners[:, 2:] - corners[:, :2]
@@ -473,9 +473,8 @@ class BoxCollector:
         if again.size:
             first = self._describe(rows[again.min()], whole=True)
             log.warning(
-                "%d boxes are duplicates of another box of their image, and are used; the "
-                "first: %s",
-                len(again),
+                "%s another box of the image, and all are used; the first: %s",
+                counted(len(again), "box duplicates", "boxes duplicate"),
                 first,
             )
 
@@ -486,8 +485,13 @@ class BoxCollector:
                 "" if self.problems else "correct them, or set data.on_bad=skip to skip such boxes"
             )
             self.problems.extend(self.bad)
-        self.problems.raise_if_any(f"{len(self.problems)} problems with labels", cure)
-        self.bad.warn_if_any(log, f"{len(self.bad)} bad boxes or entries are skipped")
+        self.problems.raise_if_any(f"{counted(len(self.problems), 'problem')} with labels", cure)
+        self.bad.warn_if_any(
+            log,
+            counted(
+                len(self.bad), "bad box or entry is skipped", "bad boxes or entries are skipped"
+            ),
+        )
 
     def _note(self, row: Doubles, message: str) -> None:
         self.bad.add(self._paths[int(row[1])], f"{self._describe(row)} {message}{self._cure}")

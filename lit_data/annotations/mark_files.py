@@ -44,6 +44,7 @@ from lit_data.core.opening import describe_missing, open_source, read_whole
 from lit_data.datasets.layouts import Layout
 from lit_data.datasets.split_names import find_split, split_of, split_of_annotations
 from lit_data.images.discovery import check_inside, list_shown
+from lit_inspect.counts import counted
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -144,7 +145,9 @@ def _list_files(folder: Path) -> list[Path]:
                     files.append(path)
             except DataError as error:
                 problems.add(path, str(error))
-    problems.raise_if_any(f"{len(problems)} files of annotations are bad")
+    problems.raise_if_any(
+        counted(len(problems), "file of annotations is bad", "files of annotations are bad")
+    )
     return files
 
 

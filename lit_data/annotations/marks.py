@@ -14,6 +14,7 @@ from lit_data.core.types import Bools, Bytes, Doubles, Ints, Size
 from lit_data.images.header import parse_header
 from lit_data.images.read_options import ReadOptions
 from lit_data.images.readers import decode
+from lit_inspect.counts import counted
 
 _SLACK_PX = 1.0  # points of outlines may lie so far outside their image
 _COORDINATES = 2  # of a point
@@ -102,7 +103,9 @@ def outline(points: Any, *, scaled: bool = False, is_cut: bool = False) -> Draw:
         corners = corners * size if scaled else corners
         is_speck = len(corners) == 2 and np.ptp(corners, axis=0).max() <= _SPECK_PX
         if len(corners) < 3 and not is_speck:
-            raise DataError(f"an outline of {len(corners)} points; at least three are needed")
+            raise DataError(
+                f"an outline of {counted(len(corners), 'point')}; at least three are needed"
+            )
         is_near = (corners >= -_SLACK_PX) & (corners <= size + _SLACK_PX)
         is_seen = (corners.max(axis=0) > 0) & (corners.min(axis=0) < size)
         if not (is_cut and is_seen.all()) and not is_near.all():
@@ -294,7 +297,7 @@ def runs(text: str) -> Draw:
             raise DataError(f"runs that are not whole numbers: {text[:40]!r}") from error
         if len(numbers) % 2 or (len(numbers) and numbers.min() < 1):
             raise DataError(
-                f"runs of {len(numbers)} numbers: alternating starts (from 1) and lengths are "
+                f"runs of {counted(len(numbers), 'number')}: alternating starts (from 1) and lengths are "
                 "expected"
             )
         return _mark_runs(shape, numbers[::2] - 1, numbers[1::2])

@@ -12,6 +12,7 @@ from lit_data.annotations.voc import NameIndex
 from lit_data.core.errors import DataError, Problems, show_path
 from lit_data.core.opening import decode_text, open_source, read_whole
 from lit_data.images.discovery import check_inside, list_shown
+from lit_inspect.counts import counted
 
 _MOST_TABLES = 3  # that a message describes
 _NUMBERED = r"([^/\d]+?)[-_. ]?\d+\.\w+$"
@@ -123,7 +124,7 @@ def _match_labels(
         if number not in labels:
             problems.add(image, f"an image without a label in {show_path(str(path))}")
     cure = "correct the table, or move it out of the folder if it labels other images"
-    problems.raise_if_any(f"{len(problems)} labels are bad", cure)
+    problems.raise_if_any(counted(len(problems), "label is bad", "labels are bad"), cure)
     return tuple(labels[number] for number in range(len(images)))
 
 

@@ -34,6 +34,7 @@ from lit_data.core.types import Doubles, PathText
 from lit_data.datasets.split_names import split_of
 from lit_data.images.discovery import FolderWalk
 from lit_data.images.header_scan import OnBad
+from lit_inspect.counts import counted
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -191,7 +192,9 @@ def match_label_files(
     names = sorted(walk.run())
     if len(walk.problems):
         faults.take(
-            walk.problems.make_error(f"{len(walk.problems)} bad names under {show_path(root)}")
+            walk.problems.make_error(
+                f"{counted(len(walk.problems), 'bad name')} under {show_path(root)}"
+            )
         )
     files: dict[int, Path] = {}
     problems = Problems()

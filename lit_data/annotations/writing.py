@@ -21,6 +21,7 @@ from lit_data.core.types import Bools, Bytes, Size
 from lit_data.images.header import read_header
 from lit_data.images.read_options import ReadOptions
 from lit_data.images.writing import write_png
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -159,9 +160,9 @@ def write_labelme(images: Images, classes: Sequence[str], folder: Path) -> None:
             turned.append(image.name)
     if turned:
         log.warning(
-            "LabelMe refuses the labels of %d images, such as %s, which it turns by their EXIF tag: "
+            "LabelMe refuses the labels of %s, such as %s, which it turns by their EXIF tag: "
             "set data.read.exif=apply, and train and predict again",
-            len(turned),
+            counted(len(turned), "image"),
             escape(turned[0]),
         )
 

@@ -16,6 +16,7 @@ from lit_data.core.plain import parse_yaml
 from lit_data.core.types import Bools, Doubles, PathText
 from lit_data.datasets.split_names import find_listed_split
 from lit_data.images.header_scan import OnBad
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -302,7 +303,7 @@ def _explain(line: str, name_of: Mapping[int, str]) -> str:
             hint = "; confidences are not read"
         elif len(columns) > 6:
             hint = "; polygons are read with data.boxes_from=masks"
-        return f"{_quote(line)} has {len(columns)} columns; a box has 5: class cx cy w h{hint}"
+        return f"{_quote(line)} has {counted(len(columns), 'column')}; a box has 5: class cx cy w h{hint}"
     for column in columns[1:]:
         if not _IS_NUMBER.fullmatch(column):
             return f"{_quote(column)} is not a finite number"
@@ -316,7 +317,9 @@ def _explain_class(text: str, name_of: Mapping[int, str], classes: Sequence[str]
             f"class {text} is {_quote(name)}, which is not one of {list_some(classes)}; correct "
             "the names in the file of the set, or set data.classes"
         )
-    allowed = f"a whole number {_describe_numbers(name_of)} ({len(name_of)} classes)"
+    allowed = (
+        f"a whole number {_describe_numbers(name_of)} ({counted(len(name_of), 'class', 'classes')})"
+    )
     return f"class {_quote(text)} is not allowed; it must be {allowed}"
 
 

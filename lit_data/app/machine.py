@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_data.core.errors import ConfigError, LitDataError, causes_of
+from lit_inspect.counts import counted
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,7 @@ def print_machine(machine: dict[str, str | int]) -> str:
     """Return one line for a log or a title."""
     memory_gib = int(machine["memory_bytes"]) / 2**30
     return (
-        f"{machine['cores']} cores of {machine['cpu']}, {memory_gib:.0f} GiB, {machine['device']}, "
+        f"{counted(int(machine['cores']), 'core')} of {machine['cpu']}, {memory_gib:.0f} GiB, {machine['device']}, "
         f"Python {machine['python']}, torch {machine['torch']}, NumPy {machine['numpy']}, "
         f"Lightning {machine['lightning']}"
     )

@@ -22,6 +22,7 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.datasets.references import rule_of
 from lit_data.images.decoders import Decoder, ImageDecoder, ImageSource
 from lit_data.predict.net_facts import list_settings
+from lit_inspect.counts import counted
 from lit_inspect.errors import InspectError
 from lit_inspect.rows import ArrayRows
 
@@ -167,7 +168,7 @@ def _check_channels(datamodule: BaseDataModule, record: Mapping[str, Any] | None
     bank, look = getattr(datamodule, "bank", None), (record or {}).get("look")
     if bank is not None and look and look["channels"] != bank.channels:
         raise DataError(
-            f"an image of {bank.channels} channels, but the model was trained with "
+            f"an image of {counted(bank.channels, 'channel')}, but the model was trained with "
             f"{look['channels']}"
         )
 
@@ -185,7 +186,7 @@ def _lay_out(cfg: DictConfig, images: Sequence[Image], folder: Path) -> dict[Pat
     roles = rule_of(cfg.data.get("layout")).roles or ("image",)
     if len(images) != len(roles):
         raise ConfigError(
-            f"predict_image: an image of this run has {len(roles)} files or arrays "
+            f"predict_image: an image of this run has {counted(len(roles), 'file or array', 'files or arrays')} "
             f"({', '.join(roles)}), not {len(images)}"
         )
     root = folder / "images"

@@ -38,6 +38,7 @@ from lit_data.predict.options import (
 )
 from lit_data.predict.task import Task
 from lit_data.predict.verdicts import find_calibration
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -288,8 +289,8 @@ def _describe_bad(
 ) -> PartlyDoneError:
     problems = list_problems(bad)
     headline = (
-        f"{len(bad)} inputs are bad and have no prediction; the predictions of all others are in "
-        f"{folder}"
+        counted(len(bad), "input is bad and has", "inputs are bad and have")
+        + f" no prediction; the predictions of all others are in {folder}"
     )
     error = PartlyDoneError(problems.describe(headline), metrics)
     error.problems = problems.entries

@@ -28,6 +28,7 @@ from lit_data.images.roots import Encoding
 from lit_data.images.writing import write_image
 from lit_data.loading import MicroBatchLoader
 from lit_data.synthesis import FAMILIES
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ _BATCH = 32
 README = """A set of samples rendered by lit_data.
 
 images/            [H, W, 3] target, ref1, ref2: whole pixel values as PNG or TIFF, or 0..1 as float32 TIFF
-masks/             the same stems; 255 where a true defect visibly changes the target, else 0;
+masks/             the same stems; 255 where a true defect visibly changes the target, 0 elsewhere;
                    class numbers, and 255 for ignored pixels, if the source masks have them
 annotations.json   COCO: true defects; bbox [x, y, width, height] px, uncompressed RLE, `change` (mean, as fraction of
                    the value range) and `severity` (the same in standard deviations of the noise around the defect)
@@ -154,7 +155,8 @@ def _open(datamodule: BaseDataModule, options: PrepareOptions) -> dict[str, Any]
         damaged = datamodule.verify_sources()
         if damaged:
             entries = "\n  ".join(damaged[:_MOST_DAMAGED])
-            raise StoreCorruptError(f"{len(damaged)} entries are damaged:\n  {entries}")
+            count = counted(len(damaged), "entry is", "entries are")
+            raise StoreCorruptError(f"{count} damaged:\n  {entries}")
     return datamodule.describe()
 
 
@@ -260,7 +262,7 @@ def export_set(
     (folder / "README.txt").write_text(README, encoding="utf-8")
     origin = origin | {"stage": stage, "epoch": epoch}
     (folder / "export.json").write_text(json.dumps(origin, indent=1), encoding="utf-8")
-    log.info("exported %d samples to %s", len(book.images), folder)
+    log.info("exported %s to %s", counted(len(book.images), "sample"), folder)
     return {
         "samples": len(book.images),
         "defects": len(book.lists[True]),

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lit_data.app.result import find_monitor, format_value, read_number, split_stage
+from lit_inspect.counts import counted
 
 _BAD = 0.5  # of what there is to find or to leave alone: a model that is wrong on more is no good
 _FEW = 10  # on which a share says little
@@ -100,9 +101,10 @@ def describe_threshold(scores: Mapping[str, Any]) -> str:
     defective = read_number(scores, "val/defective_images")
     misses = read_number(scores, "val/misses")
     if not defective or misses is None:
-        return f"threshold from {good:.0f} good validation images: {risk}"
+        return f"threshold from {counted(round(good), 'good validation image')}: {risk}"
     return (
-        f"threshold from {good:.0f} good and {defective:.0f} defective validation images: "
+        f"threshold from {good:.0f} good and "
+        f"{counted(round(defective), 'defective validation image')}: "
         f"{risk}, and about {_bound(misses, defective)} of new defective ones missed"
     )
 
@@ -215,7 +217,7 @@ def _list_cures(evidence: Evidence) -> Iterator[str]:
     trains_by_steps = not str(model.get("_target_")).endswith(_ONE_PASS)
     epochs = _as_mapping(evidence.config.get("trainer")).get("max_epochs")
     if trains_by_steps and isinstance(epochs, int) and 0 < epochs < _FEW_EPOCHS:
-        yield f"train longer than {epochs} epochs, such as trainer.max_epochs={5 * epochs}"
+        yield f"train longer than {counted(epochs, 'epoch')}, such as trainer.max_epochs={5 * epochs}"
     if data.get("size_px") is not None:
         patches = ", or set data.size_px=null data.patch_px=128" if "patch_px" in data else ""
         yield (
@@ -227,7 +229,8 @@ def _list_cures(evidence: Evidence) -> Iterator[str]:
     counts = Counter(kind != "good" for split, kind in evidence.splits if split == "train" and kind)
     count = counts[True] if trains_by_steps else counts[False]
     if 0 < count < _FEW_TO_LEARN:
-        yield f"train on more than {count} {'defective' if trains_by_steps else 'good'} images"
+        kind = "defective image" if trains_by_steps else "good image"
+        yield f"train on more than {counted(count, kind)}"
     if _as_mapping(model.get("net")).get("weights", "") is None:
         yield "start from a pretrained net, see docs/pretrained.md"
     if not trains_by_steps:

@@ -19,6 +19,7 @@ from lit_data.images.discovery import is_hidden
 from lit_data.images.scope import find_fault
 from lit_data.predict.journal import FINGERPRINT, JOURNALS
 from lit_data.predict.options import PredictOptions, Share
+from lit_inspect.counts import counted
 from lit_inspect.replacement import replacing_by_path
 
 log = logging.getLogger(__name__)
@@ -117,7 +118,8 @@ class RemoteFolder:
                 journals.append(path)
             else:
                 (inner if "/" in name else tables).append(path)
-        log.info("copying %d files to %s", len(inner) + len(tables) + len(journals), self)
+        files = len(inner) + len(tables) + len(journals)
+        log.info("copying %s to %s", counted(files, "file"), self)
         folder = show_path(self.path)
         for paths in (inner, tables, journals):
             self._put(

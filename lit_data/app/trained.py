@@ -21,6 +21,7 @@ from lit_data.core.files import flatten
 from lit_data.images.bank import ImageBank
 from lit_data.predict.options import Use
 from lit_data.predict.task import find_task_of
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -152,10 +153,9 @@ def _read_options(cfg: DictConfig) -> dict[str, Any]:
 def describe_record(record: Mapping[str, Any], checkpoint: Path) -> str:
     """Return one line: which data, how many epochs, which scores."""
     root = record.get("root") or "a synthetic dataset"
-    unit = "epoch" if record["epochs"] == 1 else "epochs"
     text = (
         f"{checkpoint}: experiment {record['experiment']}, trained on {root}, "
-        f"{record['epochs']} {unit}"
+        f"{counted(record['epochs'], 'epoch')}"
     )
     scores = list(record["scores"].items())[:_MOST_SCORES]
     if not scores:
@@ -290,7 +290,7 @@ def is_trained_root(record: Mapping[str, Any] | None, root: str | None) -> bool:
 
 def _describe_unlike(trained: Mapping[str, Any], here: Look) -> Iterator[str]:
     if here["channels"] != trained["channels"]:
-        yield f"{here['channels']} channels, not {trained['channels']}"
+        yield f"{counted(here['channels'], 'channel')}, not {trained['channels']}"
     sides_px = zip(here["size_px"], trained["size_px"], strict=True)
     ratios = [length / max(1, trained_length) for length, trained_length in sides_px]
     if min(ratios) < 1 / 2 or max(ratios) > 2:

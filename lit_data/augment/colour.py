@@ -18,6 +18,7 @@ from lit_data.augment.augmentation import Augmentation, Layers
 from lit_data.core.devices import change_each, reused, runs_on_cpu
 from lit_data.core.errors import ConfigError
 from lit_data.core.rng import Stream, uniform
+from lit_inspect.counts import counted
 
 _KEY = "augment_colour"
 _RGB = 3
@@ -78,7 +79,7 @@ class ColourJitter(Augmentation):
             return layers
         if layers.images.shape[1] != _RGB:
             raise ConfigError(
-                f"images have {layers.images.shape[1]} channels: color changes need RGB; set "
+                f"images have {counted(layers.images.shape[1], 'channel')}: color changes need RGB; set "
                 "hue, saturation and value of the augmentation to 0"
             )
         turn, saturation, value = (2 * draws[_KEY] - 1).unbind(dim=1)

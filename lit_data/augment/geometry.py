@@ -293,7 +293,7 @@ class Moves:
 
     Args:
         mirror: [B, 2] -1 or 1, along x and y.
-        quarters: [B] int64, turns by 90 degrees, 0 to 3; x turns towards y.
+        quarters: [B] int64, turns by 90 degrees, 0 to 3; x turns toward y.
         linear: [B, 2, 2], rotation, scale and shear about the center.
         tilt: [B, 2], the fraction that perspective adds to the distance at the right and the lower
             edge of the output.

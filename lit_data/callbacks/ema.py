@@ -212,7 +212,7 @@ class EMA(UndoneCallback):
 
     @torch.no_grad()
     def _follow(self, trainer: Trainer, module: nn.Module) -> None:
-        """Move the average towards the weights of a new step, if there was one."""
+        """Move the average toward the weights of a new step, if there was one."""
         if trainer.global_step == self._global_step:  # gradients are accumulated
             return
         self._global_step = trainer.global_step

@@ -36,7 +36,7 @@ class SmallFeatures(nn.Module):
 
     The one feature module that works without a file or a download: torchmetrics' own needs
     Inception's weights. The features are the mean response of each filter of three scales, and that
-    of the coarsest scale in each quarter of the image. Random filters see colours, contrasts,
+    of the coarsest scale in each quarter of the image. Random filters see colors, contrasts,
     edges, textures and their places, and nothing of meaning; numbers made with them compare runs on
     the same data, and never those of other people (Naeem et al., "Reliable fidelity and diversity
     metrics for generative models", ICML 2020, 4.2 compare such embeddings with trained ones).

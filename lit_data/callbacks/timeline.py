@@ -51,7 +51,7 @@ MARK_STYLES = {
     "checkpoint": ("checkpoint", "#7f7f7f", ":"),
     "validation": ("validation", "#dfe3ea", "-"),
 }
-"""Label, colour and line of each kind of event, in the order of the legend."""
+"""Label, color and line of each kind of event, in the order of the legend."""
 
 _PART_STYLES: dict[Part, tuple[str, str]] = {
     "forward": ("forward", "#1f5fa8"),
@@ -79,11 +79,11 @@ _MIB = 2.0**20
 class Timeline:
     """Rows of numbers over steps or seconds, and events of several kinds, however long a run is.
 
-    Where there are too many rows, each two neighbours become one, and from then on so many rows
+    Where there are too many rows, each two neighbors become one, and from then on so many rows
     make one. Of each kind of event every second is dropped where there are too many.
 
     Args:
-        merge: Makes one row of two neighbours.
+        merge: Makes one row of two neighbors.
         most_rows: Rows that stay at most.
         most_marks: Events of each kind that stay at most.
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 import lit_inspect.errors
+from lit_inspect.counts import counted
 
 escape = lit_inspect.errors.escape
 """Shows control characters, line breaks and undecodable bytes of a text as escapes."""
@@ -193,7 +194,8 @@ class Problems:
         for group in named:
             details += _describe_group(group, longest)
         if others:
-            details.append(f"{sum(map(len, others))} more with {len(others)} other causes")
+            causes = counted(len(others), "other cause")
+            details.append(f"{sum(map(len, others))} more with {causes}")
         advice = _list_cures(named, has_counts=len(groups) > 1 and len(self) > _CAUSES)
         if cure:
             advice.append(cure)

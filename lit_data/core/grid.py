@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from lit_data.core.checks import check_choice, is_count
 from lit_data.core.errors import ConfigError, list_problems
 from lit_data.core.types import Array, Bools, Ints, Size
+from lit_inspect.counts import counted_of
 
 Edges = Literal["cover", "drop", "pad"]
 
@@ -148,7 +149,7 @@ class PatchGrid:
     def find_owned(self, image: Ints, y: Ints, x: Ints) -> tuple[Bools, Bools]:
         """Return the rows and columns of patches that count, if each pixel is to count once.
 
-        Neighbours that overlap meet in the middle of what both show.
+        Neighbors that overlap meet in the middle of what both show.
 
         Args:
             image: [N] image numbers.
@@ -192,8 +193,8 @@ class PatchGrid:
             problems.append((name(image), size))
         if problems:
             raise list_problems(problems).make_error(
-                f"{len(problems)} of {self.heights_px.size} images are too small for patches of "
-                f"{height} x {width} px",
+                counted_of(len(problems), self.heights_px.size, "image", "is", "are")
+                + f" too small for patches of {height} x {width} px",
                 "choose a smaller data.patch_px, or data.edges=pad, which reflects up to half a patch",
             )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_data.core.errors import escape, show_path
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +69,33 @@ _ARCHIVES = (
     ".pkl",
 )
 _TYPES = (
-    ("images have a type that is not read", _IMAGES, "save them as PNG or TIFF"),
-    ("archives are not read", _ARCHIVES, "unpack them into files"),
-    ("videos are not read", (".mp4", ".avi", ".mov", ".mkv"), "save their frames as images"),
-    ("images are not volumes", _READ_IMAGES, "experiment=segmentation reads them"),
-    ("volumes are not images", _READ_VOLUMES, "experiment=ct_segmentation reads them"),
     (
+        "image has a type that is not read",
+        "images have a type that is not read",
+        _IMAGES,
+        "save them as PNG or TIFF",
+    ),
+    ("archive is not read", "archives are not read", _ARCHIVES, "unpack them into files"),
+    (
+        "video is not read",
+        "videos are not read",
+        (".mp4", ".avi", ".mov", ".mkv"),
+        "save their frames as images",
+    ),
+    (
+        "image is not a volume",
+        "images are not volumes",
+        _READ_IMAGES,
+        "experiment=segmentation reads them",
+    ),
+    (
+        "volume is not an image",
+        "volumes are not images",
+        _READ_VOLUMES,
+        "experiment=ct_segmentation reads them",
+    ),
+    (
+        "volume has a type that is not read",
         "volumes have a type that is not read",
         (".nrrd", ".mha", ".mhd", ".mgz"),
         "save them as NIfTI",
@@ -86,13 +108,15 @@ class Leftover:
     """Files that are not used, for one cause.
 
     Attributes:
-        cause: What is the matter, behind their count, such as ``images have no label file``.
+        one: The cause, as it follows the count 1, such as ``image has no label file``.
+        many: The cause, as it follows other counts, such as ``images have no label file``.
         names: The first ones, relative to the root.
         count: How many there are.
         cure: The key or the command that would use them, or what becomes of them.
     """
 
-    cause: str
+    one: str
+    many: str
     names: tuple[str, ...]
     count: int
     cure: str
@@ -102,7 +126,7 @@ class Leftover:
         names = ", ".join(map(escape, self.names))
         if self.count > len(self.names):
             names += f" and {self.count - len(self.names)} more"
-        return f"{self.count} {self.cause}: {names}; {self.cure}"
+        return f"{counted(self.count, self.one, self.many)}: {names}; {self.cure}"
 
 
 class Leftovers:
@@ -133,16 +157,17 @@ class Leftovers:
         volumes = [name for name in packed if name.lower().endswith(".nii.gz")]
         others = sorted(set(packed) - set(volumes))
         names_of = {**unread, ".gz": others, ".nii.gz": volumes}
-        for cause, extensions, cure in _TYPES:
+        for one, many, extensions, cure in _TYPES:
             names: list[str] = []
             for extension in set(extensions).difference(read):
                 names += names_of.get(extension, ())
-            self.add(cause, sorted(names), cure)
+            self.add(one, many, sorted(names), cure)
 
-    def add(self, cause: str, names: Sequence[str], cure: str) -> None:
-        """Add files, in the place of those that were added for the same cause."""
+    def add(self, one: str, many: str, names: Sequence[str], cure: str) -> None:
+        """Add files, instead of those that were added for the same cause; see `Leftover`."""
         if names:
-            self._entries[cause] = Leftover(cause, tuple(names[:_MOST_NAMES]), len(names), cure)
+            first = tuple(names[:_MOST_NAMES])
+            self._entries[many] = Leftover(one, many, first, len(names), cure)
 
     def add_split(
         self, split: str, names: Sequence[str], label: str, *, is_left_out: bool = False
@@ -154,7 +179,12 @@ class Leftovers:
                 f"they are skipped, because it is unknown which are good: add a {label} for "
                 "each, or choose other data.splits"
             )
-        self.add(f"images are all of the split {split} and have no {label}", names, cure)
+        self.add(
+            f"image is all of the split {split} and has no {label}",
+            f"images are all of the split {split} and have no {label}",
+            names,
+            cure,
+        )
 
     def extend(self, others: "Leftovers") -> None:
         """Add what another reader of the folder left over."""

@@ -34,6 +34,7 @@ from lit_data.images.roots import ImageRoot, PublishedImages, ShardSet
 from lit_data.images.scope import Scope
 from lit_data.images.store.pixels import WHOLE, StoreOptions
 from lit_data.images.store.store import DecodedStore
+from lit_inspect.counts import counted
 from lit_inspect.layouts import ROLES
 
 log = logging.getLogger(__name__)
@@ -341,7 +342,7 @@ class MaskedImageFolder(ImageFolder):
         stored = rule_of(self.layout).stored  # None: as many channels as the files have
         if stored not in (None, bank.channels):
             raise DataError(
-                f"layout={self.layout} needs {stored} channels for each image, but the files of "
+                f"layout={self.layout} needs {counted(stored, 'channel')} for each image, but the files of "
                 f"{bank.name(0)} give {bank.channels}: choose another data.layout or other "
                 "data.files"
             )
@@ -423,7 +424,8 @@ class MaskedImageFolder(ImageFolder):
         if orphans:
             problems = list_problems([(str(path), "a mask without an image") for path in orphans])
             raise problems.make_error(
-                f"{len(orphans)} masks have no image in {show_path(self.folder)}"
+                counted(len(orphans), "mask has", "masks have")
+                + f" no image in {show_path(self.folder)}"
             )
 
     @override
@@ -434,7 +436,7 @@ class MaskedImageFolder(ImageFolder):
         problems = find_faults(images, self.decoder)
         problems.extend(find_faults(masks, self.mask_decoder))
         file_count = len(images) + len(masks)
-        report_bad(problems, file_count, self.on_bad, what="images and masks")
+        report_bad(problems, file_count, self.on_bad, what="file")
         return {"images": len(images), "masks": len(masks)}
 
     @override
@@ -486,5 +488,6 @@ def _leave_out(
             good_images.append(number)
     bad_count = len(numbers) - len(good_images)
     if bad_count:
-        log.warning("%s: %d images are skipped, because their masks are bad", split, bad_count)
+        images = counted(bad_count, "image with a bad mask is", "images with bad masks are")
+        log.warning("%s: %s skipped", split, images)
     return good_images

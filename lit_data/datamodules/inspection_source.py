@@ -55,6 +55,7 @@ from lit_data.images.store.arrays import publish
 from lit_data.images.store.pixels import StoreOptions
 from lit_data.images.store.sources import list_sources
 from lit_data.images.writing import write_png
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -281,7 +282,10 @@ class InspectionFiles(MaskedImageFolder):
         has_path = np.array([path is not None for path in mask_paths])
         bad_images |= set(np.flatnonzero(has_path & (of_image < 0)).tolist())
         if bad_images:
-            log.warning("%d images are skipped, because their masks are bad", len(bad_images))
+            images = counted(
+                len(bad_images), "image with a bad mask is", "images with bad masks are"
+            )
+            log.warning("%s skipped", images)
         kinds = [self.image_set.kinds[position] for position in positions]
         class_numbers = self.number_kinds(kinds, of_image >= 0)
         return PartialMasks(bank, np.arange(len(bank)), masks, of_image, class_numbers), bad_images
@@ -447,10 +451,10 @@ class InspectionFiles(MaskedImageFolder):
 
     def _report(self, entries: Sequence[tuple[str, str]]) -> None:
         problems = list_problems(entries)
-        heading = f"{len(problems)} annotations are bad"
+        heading = counted(len(problems), "annotation is bad", "annotations are bad")
         if self.on_bad == "error":
             problems.raise_if_any(heading, "data.on_bad=skip skips their images")
-        problems.warn_if_any(log, f"{heading}, and their images are skipped")
+        problems.warn_if_any(log, f"{heading}; images with bad annotations are skipped")
 
     def _report_unread(self, problems: Problems) -> None:
         """Report that there are files of annotations, and that none of them can be read."""
@@ -463,7 +467,8 @@ class InspectionFiles(MaskedImageFolder):
     def _describe_marks(self, annotated: Annotated) -> str:
         """Return how many marks there are of each category, and how many are ignored."""
         ignored = annotated.count_ignored()
-        note = f", {ignored} marks are ignored (iscrowd, __ignore__)" if ignored else ""
+        marks = counted(ignored, "mark is", "marks are")
+        note = f", {marks} ignored (iscrowd, __ignore__)" if ignored else ""
         return self._describe_categories(annotated.count_categories()) + note
 
     def _describe_categories(self, counts: "dict[str, int]") -> str:

@@ -35,6 +35,7 @@ from lit_data.images.decoders import ImageDecoder
 from lit_data.images.scaling import FittedDecoder
 from lit_data.images.store.pixels import StoreOptions
 from lit_data.loading import LoaderOptions
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -107,14 +108,16 @@ class LabelledFiles(InspectionFiles):
         for number, kind in enumerate(image_set.kinds):
             (named if kind else nameless).append(number)
         names = [self.name(image_set.images[number]) for number in nameless]
-        if self.class_pattern is None:
-            title, cure = (
-                "images are not in the folder of a class",
-                "they are skipped; move them into one",
-            )
-        else:
-            title, cure = "images have no class by data.class_pattern", "they are skipped"
-        self.leftovers.add(title, names, cure)
+        one, many = (
+            "image is not in the folder of a class",
+            "images are not in the folder of a class",
+        )
+        cure = "they are skipped; move them into one"
+        if self.class_pattern is not None:
+            one = "image has no class by data.class_pattern"
+            many = "images have no class by data.class_pattern"
+            cure = "they are skipped"
+        self.leftovers.add(one, many, names, cure)
         return image_set.keep(named)
 
     @property
@@ -209,7 +212,7 @@ class LabelledImageDataModule(InspectionDataModule):
     def _describe_plans(self) -> str:
         counts = Counter(self.source.image_set.kinds)
         classes = f" ({describe_counts(counts, 'no class')})" if any(counts) else ""
-        return f"{counts.total()} images{classes}"
+        return f"{counted(counts.total(), 'image')}{classes}"
 
     @override
     def has_defect(self, number: int) -> bool | None:
@@ -278,7 +281,10 @@ class LabelledImageDataModule(InspectionDataModule):
         others = [name for name, kind in named if kind and kind not in number_of]
         cure = "they are not in any split; data.classes=null uses all"
         self.source.leftovers.add(
-            "images have a class that data.classes does not name", others, cure
+            "image has a class that data.classes does not name",
+            "images have a class that data.classes does not name",
+            others,
+            cure,
         )
         # Images of classes that are not asked for are in no split, and are predicted.
         self.split_images = {

@@ -28,6 +28,7 @@ from lit_data.datasets.splits import (
 )
 from lit_data.images.bank import ImageBank
 from lit_data.images.store.store import StoredImages
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,12 @@ class ImageSplitter:
             cure = "they are scored as images, and not by their pixels"
             used = np.sort(np.concatenate(list(by_split.values())))
             names = self._list_names(used[self.unmarked[used]])
-            self.leftovers.add("images show a defect that no mask marks", names, cure)
+            self.leftovers.add(
+                "image shows a defect that no mask marks",
+                "images show a defect that no mask marks",
+                names,
+                cure,
+            )
         if self.has_mask is None:
             return
         is_unmasked = ~self._is_labelled(self.has_mask)
@@ -130,7 +136,7 @@ class ImageSplitter:
                 is_unmasked[images] = False
         cure = "they count as good; data.exclude skips them"
         names = self._list_names(np.flatnonzero(is_unmasked))
-        self.leftovers.add("images have no mask", names, cure)
+        self.leftovers.add("image has no mask", "images have no mask", names, cure)
 
     def add_unused(self, by_split: Mapping[str, Ints], is_good: Bools) -> None:
         """Add images with a defect that are in no split, as only good ones train."""
@@ -139,7 +145,12 @@ class ImageSplitter:
             used = np.concatenate(list(by_split.values()))
             names = self._list_names(np.setdiff1d(np.flatnonzero(~is_good), used))
             cure = "training uses only good ones; those of val and test are scored"
-            self.leftovers.add("images show a defect and are not in any split", names, cure)
+            self.leftovers.add(
+                "image shows a defect and is not in any split",
+                "images show a defect and are not in any split",
+                names,
+                cure,
+            )
 
     def _list_names(self, images: Ints) -> list[str]:
         return [self.names[number] for number in images.tolist()]
@@ -392,9 +403,9 @@ def find_groups(
         count = len(near_duplicates) - len(np.unique(near_duplicates))
         if count > 0:
             log.info(
-                "%d near-duplicates stay in the split of their originals "
+                "%s in the split of the original "
                 "(data.near_duplicates=apart does not look for them)",
-                count,
+                counted(count, "near-duplicate stays", "near-duplicates stay"),
             )
         groups.append(near_duplicates)
     return join_groups(*groups)

@@ -21,6 +21,7 @@ from lit_data.datasets.split_names import find_split, find_split_folder, split_o
 from lit_data.images.discovery import MATLAB, MATLAB_CURE, FolderWalk
 from lit_data.images.header import read_header
 from lit_data.images.pairing import Matching, Pairing
+from lit_inspect.counts import counted, counted_of
 
 log = logging.getLogger(__name__)
 
@@ -79,11 +80,14 @@ class InspectionSet:
         """Return counts of images and masks in one line."""
         kinds = self._describe_kinds()
         if self.layout == "none":
-            return f"{len(self.images)} images without masks{kinds}"
-        line = f"{len(self.images)} images, masks {self.where}"
+            return f"{counted(len(self.images), 'image')} without masks{kinds}"
+        line = f"{counted(len(self.images), 'image')}, masks {self.where}"
         missing_count = self.masks.count(None)
         if missing_count:
-            line += f", {missing_count} images have none and count as good"
+            missing = counted(
+                missing_count, "image has none and counts", "images have none and count"
+            )
+            line += f", {missing} as good"
         return line + kinds
 
     def _describe_kinds(self) -> str:
@@ -138,7 +142,8 @@ def find_inspection_set(
     if leftovers is not None:
         _add_repeating(leftovers, divider, division)
     if matlab_count and image_set.layout == "none":
-        log.warning("%s: %d files of MATLAB; %s", show_path(folder), matlab_count, MATLAB_CURE)
+        files = counted(matlab_count, "file")
+        log.warning("%s: %s of MATLAB; %s", show_path(folder), files, MATLAB_CURE)
     kinds = name_kinds(_list_kinds(divider, division), good)
     return replace(image_set, kinds=kinds)
 
@@ -186,6 +191,7 @@ def find_labelled_set(
 def _add_repeating(leftovers: Leftovers, divider: FileDivider, division: Division) -> None:
     paths = without(divider.paths, [*division.images, *division.masks])
     leftovers.add(
+        "image is a rendering of a mask or of another image",
         "images are renderings of masks or of other images",
         list(map(divider.name, paths)),
         "they are skipped; move them elsewhere if they are separate images",
@@ -227,8 +233,8 @@ def _match(pairing: Pairing) -> Matching:
     """
     matching = pairing.match()
     matching.problems.raise_if_any(
-        f"{len(matching.problems)} of {len(pairing.masks)} masks do not fit the "
-        f"{len(pairing.images)} images",
+        counted_of(len(matching.problems), len(pairing.masks), "mask", "does", "do")
+        + f" not fit the {counted(len(pairing.images), 'image')}",
         "correct their names, skip files with data.exclude, or rename an image folder whose "
         "name suggests masks",
     )
@@ -349,8 +355,12 @@ def leave_out_unlike(folder: Path, image_set: InspectionSet, leftovers: Leftover
     known = list(filter(None, map(_read_form, others[::step])))
     strays = [number for number in on_top if not _is_alike(image_set.images[number], known)]
     names = [image_set.images[number].name for number in strays]
-    cause = "images at the top level are unlike all images in the folders"
-    leftovers.add(cause, names, "they are skipped; move them into a folder if they belong there")
+    leftovers.add(
+        "image at the top level is unlike all images in the folders",
+        "images at the top level are unlike all images in the folders",
+        names,
+        "they are skipped; move them into a folder if they belong there",
+    )
     return image_set.keep(sorted(set(range(len(image_set.images))).difference(strays)))
 
 

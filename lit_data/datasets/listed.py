@@ -15,6 +15,7 @@ from lit_data.core.files import explaining, replacing
 from lit_data.datasets.layouts import InspectionSet
 from lit_data.images.npy import MAX_CHANNELS
 from lit_data.images.scope import find_fault
+from lit_inspect.counts import counted
 
 SET_FILE = "inspection.json"
 Item = NDArray[Any] | str | os.PathLike[str]
@@ -70,7 +71,10 @@ def list_items(
     """
     for name, others in (("masks", masks), ("labels", labels)):
         if others is not None and len(others) != len(images):
-            raise ConfigError(f"{len(images)} images and {len(others)} {name}: give one for each")
+            raise ConfigError(
+                f"{counted(len(images), 'image')} and {counted(len(others), name[:-1])}: "
+                "give one for each"
+            )
     if not len(images):
         raise ConfigError("there are no images: give at least one path or array")
     _check_items("images", images, most_axes=3)
@@ -115,7 +119,7 @@ def _check_items(name: str, items: Sequence[Item], most_axes: int) -> None:
                 f"{what} is a {type(item).__name__}: give a path or a NumPy array, such as "
                 "numpy.asarray(image)"
             )
-    problems.raise_if_any(f"{len(problems)} arrays cannot be used as {name}")
+    problems.raise_if_any(f"{counted(len(problems), 'array')} cannot be used as {name}")
 
 
 def _find_digest(items: Sequence[Item | None]) -> str:

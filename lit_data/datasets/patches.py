@@ -12,6 +12,7 @@ from lit_data.core.types import Array, Bools, FieldSpec, Ints, SampleRuns, Size
 from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.patch_source import PatchSource, Places
 from lit_data.images.bank import ImageBank
+from lit_inspect.counts import counted
 
 if TYPE_CHECKING:
     import torch
@@ -303,7 +304,8 @@ def corner_of(size_px: Size) -> tuple[Any, ...]:
 def _check_masks(masks: ImageBank, bank: ImageBank, images: Ints) -> None:
     if len(masks) != len(images):
         raise DataError(
-            f"{len(masks)} masks for {len(images)} images: give one mask for each image"
+            f"{counted(len(masks), 'mask')} for {counted(len(images), 'image')}: "
+            "give one mask for each image"
         )
     has_other_height = masks.heights_px != bank.heights_px[images]
     has_other_width = masks.widths_px != bank.widths_px[images]
@@ -314,7 +316,8 @@ def _check_masks(masks: ImageBank, bank: ImageBank, images: Ints) -> None:
         )
     if problems:
         raise list_problems(problems).make_error(
-            f"{len(problems)} masks differ in size from their image (height x width px)"
+            counted(len(problems), "mask differs", "masks differ")
+            + " in size from the image (height x width px)"
         )
 
 

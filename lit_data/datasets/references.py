@@ -11,6 +11,7 @@ from lit_data.core.errors import ConfigError, DataError, Problems, show_path
 from lit_data.core.leftovers import Leftovers
 from lit_data.images.decoders import ImageSource
 from lit_data.images.discovery import find_images
+from lit_inspect.counts import counted
 from lit_inspect.layouts import ROLES, find_role
 
 Layout = Literal["channels", "files", "pairs", "single"]
@@ -157,8 +158,9 @@ def _refuse_doubles(
         for role, paths in zip(roles, of_roles, strict=True):
             if len(paths) > 1:
                 doubles.add(paths[0], f"{role} may be this file or {show_path(paths[1])}")
-    what = f"{len(doubles)} files in {show_path(root)} match more than one image or role"
-    doubles.raise_if_any(what)
+    folder = show_path(root)
+    files = counted(len(doubles), f"file in {folder} matches", f"files in {folder} match")
+    doubles.raise_if_any(f"{files} more than one image or role")
 
 
 def _refuse_no_partners(
@@ -175,6 +177,7 @@ def _refuse_no_partners(
             if not paths:
                 missing.add(files[role].replace("*", key), f"{role} is missing")
     what = (
-        f"{len(missing)} files are missing in {show_path(root)}, so no image has all of its files"
+        f"{counted(len(missing), 'file is', 'files are')} missing in {show_path(root)}, "
+        "so no image has all of its files"
     )
     missing.raise_if_any(what)

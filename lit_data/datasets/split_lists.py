@@ -25,6 +25,7 @@ from lit_data.datasets.split_names import (
     split_of_annotations,
 )
 from lit_data.images.discovery import check_inside
+from lit_inspect.counts import counted
 
 _FOLDERS = ("ImageSets/Segmentation", "ImageSets/Main", "ImageSets/Layout", "ImageSets")
 LIST_PATHS = (
@@ -251,7 +252,7 @@ def match_lists(
             try:
                 number = _find_row(number_of, index, name)
             except DataError as error:
-                reason = f"line {row}: {error} among {len(names)} images"
+                reason = f"line {row}: {error} among {counted(len(names), 'image')}"
                 problems.add(split_list.source, reason)
                 continue
             if number in first_rows:
@@ -261,7 +262,7 @@ def match_lists(
             splits[split_list.split].append(number)
     _refuse_twins(splits)
     problems.extend(repeated)
-    problems.raise_if_any(f"{len(problems)} problems with the lists of splits", _CURE)
+    problems.raise_if_any(f"{counted(len(problems), 'problem')} with the lists of splits", _CURE)
     return splits
 
 

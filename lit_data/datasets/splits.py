@@ -26,6 +26,7 @@ from lit_data.datasets.split_lists import (
     read_split_table,
 )
 from lit_data.datasets.split_names import SPLITS, find_split_folder, split_of
+from lit_inspect.counts import counted
 
 Splits = str | Mapping[str, float | str | Sequence[str]]
 """`folders`, `auto`, shares that add up to 1, for each split a list of names (or a text file with
@@ -66,7 +67,8 @@ class NamedSplits(NamedTuple):
     def add_left_out(self, leftovers: Leftovers, names: Sequence[str]) -> None:
         """Add the images that are in no split to what is not used."""
         left_out = [names[number] for number in self.left_out.tolist()]
-        leftovers.add(f"images {self.rule}", left_out, f"{TO_SHARE} uses all")
+        one, many = f"image is {self.rule}", f"images are {self.rule}"
+        leftovers.add(one, many, left_out, f"{TO_SHARE} uses all")
 
 
 def find_named_splits(
@@ -98,12 +100,12 @@ def find_named_splits(
         return _find_by_folder(names, is_complete=True)
     if splits == "auto":
         lists = [] if root is None else find_lists(root, names, list_folders)
-        rule = "are not in the list of any split"
+        rule = "not in the list of any split"
     elif read_fractions(splits) is not None:
         return None
     else:
         lists = _read_lists(splits, root)
-        rule = "are not in any list of data.splits"
+        rule = "not in any list of data.splits"
     if not lists and splits == "auto":
         by_folder = _find_by_folder(names, is_complete=False)
         lists = find_coco_lists(root) if root is not None and by_folder is None else []
@@ -129,15 +131,15 @@ def _find_by_folder(names: Sequence[str], *, is_complete: bool) -> NamedSplits |
     outside = [names[number] for number in np.flatnonzero(codes < 0).tolist()]
     if is_complete and outside:
         raise DataError(
-            f"splits=folders, but {len(outside)} images are not in a folder named after one of "
-            f"{', '.join(SPLITS)}: {list_first(outside)}"
+            f"splits=folders, but {counted(len(outside), 'image is', 'images are')} not in a folder "
+            f"named after one of {', '.join(SPLITS)}: {list_first(outside)}"
         )
     named = np.unique(codes[codes >= 0]).tolist()
     if len(named) == 1 and outside:
         first = names[int(np.argmax(codes >= 0))]
         _refuse_other_folders(find_split_folder(first), SPLITS[named[0]], outside)
     numbers = {split: np.flatnonzero(codes == code) for code, split in enumerate(SPLITS)}
-    rule = "are not in a folder of a split"
+    rule = "not in a folder of a split"
     return complete_splits(numbers, len(names), rule, is_open=not is_complete)
 
 
@@ -146,9 +148,9 @@ def _refuse_other_folders(folder: str | None, split: str, outside: Sequence[str]
     others = sorted({name.partition("/")[0] for name in outside if "/" in name})
     if others:
         raise ConfigError(
-            f"only the folder {folder!r} is named after a split ({split}), and {len(outside)} "
-            f"images are in others ({list_first(others)}): name the folders of the other splits, "
-            f"skip some with data.exclude, or split all images with {TO_SHARE}"
+            f"only the folder {folder!r} is named after a split ({split}), and "
+            f"{counted(len(outside), 'image is', 'images are')} in others ({list_first(others)}): "
+            f"name the folders of the other splits, skip some with data.exclude, or split all images with {TO_SHARE}"
         )
 
 
@@ -243,7 +245,7 @@ def check_image_count(count: int, splits: Splits) -> None:
     """
     if splits == "auto" and 0 < count < len(SPLITS):
         raise ConfigError(
-            f"{count} images cannot be split into train, val, test: add images, or say how with "
+            f"{counted(count, 'image')} cannot be split into train, val, test: add images, or say how with "
             "'data.splits={train: 0.5, val: 0.5}', of one image with 'data.splits={train: 1.0}'"
         )
 
@@ -274,8 +276,8 @@ def _split_by_share(count: int, shares: Mapping[str, float], seed: int) -> dict[
     filled_splits = [split for split in SPLITS if shares[split] > 0]
     if count < len(filled_splits):
         raise ConfigError(
-            f"{count} images cannot be split into {', '.join(filled_splits)}: give one image or more to "
-            "each, as 'data.splits={train: 0.5, val: 0.5}' does with two"
+            f"{counted(count, 'image')} cannot be split into {', '.join(filled_splits)}: give one "
+            "image or more to each, as 'data.splits={train: 0.5, val: 0.5}' does with two"
         )
     sizes = dict.fromkeys(SPLITS, 0)
     for split in filled_splits:

@@ -17,6 +17,7 @@ from lit_data.images.header import ImageHeader, describe_size_mismatch, read_hea
 from lit_data.images.masks import DEFAULT_MASK, MaskOptions, number_classes
 from lit_data.images.read_options import DEFAULT_READ, ReadOptions
 from lit_data.images.readers import Decoded, decode_strict
+from lit_inspect.counts import counted
 
 _MASK_FOLDER = re.compile("mask|label|annot|ground.?truth|_gt$|^gt$", re.IGNORECASE)
 _FORMAT = 1  # raised when the same files and options give other pixels
@@ -134,7 +135,7 @@ class ImageDecoder:
             if not hint and stacked.channels == 1:
                 hint = "; set data.read.gray_to_rgb=true to copy it into three"
             raise DataError(
-                f"{_show(source)}: channels={self.channels} needs {needed} channels, found "
+                f"{_show(source)}: channels={self.channels} needs {counted(needed, 'channel')}, found "
                 f"{stacked.channels}{hint}"
             )
         return stacked._replace(channels=len(self.channels))

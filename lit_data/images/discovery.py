@@ -20,6 +20,7 @@ from lit_data.core.leftovers import Leftovers
 from lit_data.core.opening import describe_missing, nearest_existing
 from lit_data.core.types import PathText
 from lit_data.images.header import EXTENSIONS
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,9 @@ class FolderWalk:
         leftovers = leftovers or Leftovers()
         leftovers.outside = sorted(self.outside)
         leftovers.take(self._root, self.unread, EXTENSIONS)
-        self.problems.raise_if_any(f"{len(self.problems)} bad names under {show_path(self._root)}")
+        self.problems.raise_if_any(
+            f"{counted(len(self.problems), 'bad name')} under {show_path(self._root)}"
+        )
         if not names:
             raise DataError(self._describe_lack(leftovers))
 
@@ -127,8 +130,8 @@ class FolderWalk:
 
     def _log_excluded(self) -> None:
         if self.excluded:
-            count = len(self.excluded)
-            log.info("%s: %d files are skipped by data.exclude", show_path(self._root), count)
+            files = counted(len(self.excluded), "file is", "files are")
+            log.info("%s: %s skipped by data.exclude", show_path(self._root), files)
         for pattern in self._exclude:
             if not any(map(compile_exclusion([pattern]).fullmatch, self.excluded)):
                 text = "data.exclude: '%s' matches no image below %s"
@@ -404,11 +407,14 @@ def match_by_stem(images: Iterable[PathText], masks: Iterable[PathText]) -> list
     problems = Problems()
     image_of = _index_stems(images, problems)
     mask_of = _index_stems(masks, problems)
-    problems.raise_if_any(f"{len(problems)} names are used more than once")
+    problems.raise_if_any(counted(len(problems), "name is", "names are") + " used more than once")
     no_mask = [path for stem, path in image_of.items() if stem not in mask_of]
     no_image = [path for stem, path in mask_of.items() if stem not in image_of]
     if no_mask or no_image:
-        counts = f"{len(no_mask)} images without a mask, {len(no_image)} masks without an image"
+        counts = (
+            f"{counted(len(no_mask), 'image')} without a mask, "
+            f"{counted(len(no_image), 'mask')} without an image"
+        )
         alone = [(str(path), "an image without a mask") for path in no_mask]
         alone += [(str(path), "a mask without an image") for path in no_image]
         raise list_problems(alone).make_error(counts)

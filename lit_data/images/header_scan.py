@@ -14,6 +14,7 @@ from lit_data.core.errors import DataError, Problems, list_problems, show_path
 from lit_data.core.progress import count_threads, ordered_map, track
 from lit_data.core.types import Array, Ints
 from lit_data.images.decoders import STORE_DTYPES, Decoder, ImageSource, hint_masks
+from lit_inspect.counts import counted, counted_of
 
 DTYPES = tuple(dict.fromkeys(STORE_DTYPES.values()))
 """Of a store."""
@@ -51,7 +52,7 @@ def find_faults(sources: Sequence[ImageSource], decoder: Decoder) -> Problems:
         for path, fault in leave_out_unlike(rows, sources, find_usual(rows)):
             problems.add(path, fault)
     for note, images in notes.most_common(_MOST_NOTES):
-        log.info("%d images: %s", images, note)
+        log.info("%s: %s", counted(images, "image"), note)
     return problems
 
 
@@ -220,7 +221,7 @@ def find_all_faults(
 
 
 def raise_bad(
-    bad: Sequence[tuple[str, str]], total: int, on_bad: OnBad, *, what: str = "images"
+    bad: Sequence[tuple[str, str]], total: int, on_bad: OnBad, *, what: str = "image"
 ) -> None:
     """Raise one error for all bad sources.
 
@@ -230,7 +231,7 @@ def raise_bad(
         bad: (path, what is wrong) of each.
         total: Of all sources.
         on_bad: ``error`` or ``skip``.
-        what: They are, for the message.
+        what: Each of them is, for the message.
 
     Raises:
         DataError: Lists the bad sources.
@@ -238,13 +239,15 @@ def raise_bad(
     if on_bad == "skip" and len(bad) < total:
         return
     skip = SKIPPING if on_bad == "error" and len(bad) < total else ""
-    list_problems(bad).raise_if_any(f"{len(bad)} of {total} {what} are bad", skip)
+    headline = counted_of(len(bad), total, what, "is bad", "are bad")
+    list_problems(bad).raise_if_any(headline, skip)
 
 
-def report_bad(problems: Problems, total: int, on_bad: OnBad, *, what: str = "images") -> None:
+def report_bad(problems: Problems, total: int, on_bad: OnBad, *, what: str = "image") -> None:
     """Raise one error for all bad sources, or warn of them where they are left out; see `raise_bad`."""
     raise_bad(problems.entries, total, on_bad, what=what)
-    problems.warn_if_any(log, f"{len(problems)} of {total} {what} are bad and skipped")
+    headline = counted_of(len(problems), total, what, "is", "are")
+    problems.warn_if_any(log, f"{headline} bad and skipped")
 
 
 def _read_header(decoder: Decoder, source: ImageSource) -> tuple[int, int, int, int] | str:

@@ -24,6 +24,7 @@ from lit_data.images.masks import (
 )
 from lit_data.images.read_options import ReadOptions
 from lit_data.images.readers import read_image
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +190,7 @@ def _choose_threshold(counts: Ints, mask_count: int, options: MaskOptions) -> Ma
         return options
     if has_grey_edges(counts):
         between = counts[_END : 256 - _END].sum() / counts.sum()
-        reason = f"masks have gray edges ({between:.2%} of the pixels of {mask_count} masks): values from"
+        reason = f"masks have gray edges ({between:.2%} of the pixels of {counted(mask_count, 'mask')}): values from"
         return _set_threshold(options, _THRESHOLD, reason)
     if values[0] == 0 and (len(values) == 2 or values[-1] < _MOST_CLASSES):
         return _set_threshold(options, 1, f"masks hold {_join(values)}: values from")

@@ -25,6 +25,7 @@ from lit_data.images.decoders import (
 )
 from lit_data.images.header_scan import survey_sources
 from lit_data.images.store.store import keep_found
+from lit_inspect.counts import counted
 
 _FORMAT = 1  # raised when the same files and options give other pixels
 
@@ -424,7 +425,8 @@ def check_mask_sizes(
             described = f"{show_path(images[0].name(image))}: {size[0]} x {size[1]}{turned}"
             problems.add(masks[0].name(mask), f"{mask_size[0]} x {mask_size[1]}, {described}")
     problems.raise_if_any(
-        f"{len(problems)} masks differ in size from their image (height x width px)"
+        counted(len(problems), "mask differs", "masks differ")
+        + " in size from the image (height x width px)"
     )
 
 

@@ -13,6 +13,7 @@ from lit_data.core.addresses import Address
 from lit_data.core.errors import DataError, Problems, escape
 from lit_data.images.discovery import compile_patterns, is_hidden
 from lit_data.images.header import EXTENSIONS
+from lit_inspect.counts import counted
 
 _ALL = ("**/*",)
 _LONGEST_PART_BYTES = 255
@@ -145,7 +146,7 @@ def check_names(names: Iterable[str], address: Address) -> None:
             problems.add(
                 address.name(name), f"is a file, and the folder of {folders[name]!a}; rename one"
             )
-    problems.raise_if_any(f"{len(problems)} bad names in {address}")
+    problems.raise_if_any(f"{counted(len(problems), 'bad name')} in {address}")
 
 
 def parse_list(content: bytes, what: str) -> dict[str, str | None]:

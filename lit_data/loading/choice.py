@@ -19,6 +19,7 @@ from lit_data.loading.samples import UNREAD, SampleWriter
 from lit_data.loading.staging import Layout
 from lit_data.loading.survey import SAMPLES_PER_WORKER, may_have_workers, measure
 from lit_data.loading.workers import InlineWorkers, ThreadWorkers, Workers
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +113,8 @@ def choose_workers(
 def _log_once(loader: str, choice: Choice) -> None:
     message = (loader, choice.kind, choice.workers)
     level = logging.DEBUG if message in _logged else logging.INFO
-    log.log(level, "%s: %s, %d workers: %s", *message, choice.reason)
+    workers = counted(choice.workers, "worker")
+    log.log(level, "%s: %s, %s: %s", loader, choice.kind, workers, choice.reason)
     _logged.append(message)
 
 
@@ -175,7 +177,8 @@ def _choose(rows: RowWriter, layout: Layout, options: LoaderOptions, world_size:
     if not may_have_workers(rows, options):
         if must_be_apart:
             return Choice(kind="process", workers=1, reason=_KEEPS_FILES)
-        reason = f"{len(rows)} samples are fewer than {SAMPLES_PER_WORKER}"
+        samples = counted(len(rows), "sample is", "samples are")
+        reason = f"{samples} fewer than {SAMPLES_PER_WORKER}"
         return Choice(kind="inline", workers=0, reason=reason)
     if getattr(rows, "fetches", False) and not is_isolated(rows):
         workers = _count_workers("thread", num_workers, len(rows), world_size)

@@ -11,6 +11,7 @@ from torch.utils.data import DistributedSampler
 from lit_data.core.errors import ConfigError
 from lit_data.core.rng import Stream, random_words, seed_generators, unchanged_generators
 from lit_data.core.types import Array, Ints
+from lit_inspect.counts import counted
 
 
 class SamplerOrder:
@@ -81,7 +82,7 @@ class SamplerOrder:
         if indices.min() < 0 or indices.max() >= samples:
             raise ConfigError(
                 f"the sampler gives indices from {indices.min()} to {indices.max()}, and the "
-                f"dataset has {samples} samples: give indices from 0 to {samples - 1}"
+                f"dataset has {counted(samples, 'sample')}: give indices from 0 to {samples - 1}"
             )
         return indices.astype(np.int64)
 

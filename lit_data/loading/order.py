@@ -11,6 +11,7 @@ from lit_data.core.rng import Stream, random_words, shuffled
 from lit_data.core.types import Array, FieldSpec, Ints, RowWriter, SampleRuns
 from lit_data.loading.drawn import SamplerOrder
 from lit_data.loading.options import LoaderOptions
+from lit_inspect.counts import counted
 
 _BLOCK = 4096
 
@@ -183,7 +184,7 @@ class EpochOrder:
             raise ConfigError("the dataset is empty: there is nothing to batch")
         if self.length < self.world_size:
             raise ConfigError(
-                f"{self.length} samples cannot be split over {self.world_size} ranks: use fewer "
+                f"{counted(self.length, 'sample')} cannot be split over {self.world_size} ranks: use fewer "
                 "devices or more data"
             )
 

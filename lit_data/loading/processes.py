@@ -35,6 +35,7 @@ from lit_data.loading.workers import (
     log_opencv_threads,
     write,
 )
+from lit_inspect.counts import counted
 
 _GRACE_S = 1.0
 Message = tuple[int, int, int, Handle, int, int, int, int, int]
@@ -419,7 +420,7 @@ def _describe_files(workers: int) -> str:
     limit, _ = count_files()
     needed = _FILES + _FILES_PER_WORKER * workers
     return (
-        f"{workers} workers cannot run: this process may open {limit} files (ulimit -n), and "
+        f"{counted(workers, 'worker')} cannot run: this process may open {limit} files (ulimit -n), and "
         f"workers need about {needed} in addition: raise the limit or lower "
         "data.loader.num_workers"
     )

@@ -17,6 +17,7 @@ from lit_data.core.errors import ConfigError, DataError
 from lit_data.core.machine import available_memory_bytes
 from lit_data.core.shared_arrays import Handle, SharedMemory
 from lit_data.core.types import COUNT_SUFFIX, Array, Batch, FieldSpec, row_shapes
+from lit_inspect.counts import counted
 
 INDICES = "\0indices"
 """Name of the row of sample numbers, which stands before the fields: what a worker shall write."""
@@ -215,8 +216,8 @@ def check_room(layout: Layout, samples: int, slots: int) -> None:
     free_bytes = available_memory_bytes()
     if needed_bytes > free_bytes:
         raise ConfigError(
-            f"staging {slots} batches of {samples} samples needs {needed_bytes / 2**20:.0f} MiB "
-            f"and {free_bytes / 2**20:.0f} MiB of memory are available: lower "
+            f"staging {slots} batches of {counted(samples, 'sample')} needs "
+            f"{needed_bytes / 2**20:.0f} MiB and {free_bytes / 2**20:.0f} MiB of memory are available: lower "
             "data.loader.batch_size or data.loader.prefetch_batches"
         )
 

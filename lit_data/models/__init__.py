@@ -1,4 +1,4 @@
-"""LightningModules that learn from our batches; examples to use, to copy from, or to replace by your own."""
+"""LightningModules that train on our batches: use them, copy from them, or replace them with your own."""
 
 from lit_data.models.anomaly.bank import MemoryBank
 from lit_data.models.anomaly.encoder import TextureEncoder

@@ -1,4 +1,4 @@
-"""`ClassificationModule`: learn which class a whole image shows."""
+"""`ClassificationModule`: learn the class of whole images."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -28,10 +28,10 @@ class ConvClassifier(nn.Module):
     """Convolutions at halved scales, then the mean over the image and one linear layer.
 
     Args:
-        classes: Names of the classes, or how many.
-        channels: Of the images.
+        classes: Names of the classes, or their number.
+        channels: Number of channels of the images.
         width: Channels at half the resolution; each scale has twice those of the finer one.
-        depth: How often the resolution is halved.
+        depth: Number of times the resolution is halved.
         weights: File that the net starts from, see `load_weights_file`.
 
     Raises:
@@ -62,7 +62,7 @@ class ConvClassifier(nn.Module):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [B, classes] of images [B, C, H, W] float32 in 0..1."""
+        """Return logits [B, classes] of images [B, C, H, W] float32 in 0..1."""
         # More precise than what goes in.
         means = self.layers(images).mean((2, 3), dtype=self.head.weight.dtype)
         return run_in_float32(self.head, means)
@@ -80,15 +80,15 @@ def _halve(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
 
 
 class ClassificationModule(JudgedModule):
-    """A net that names the class of an image, cross entropy, and the scores of each class.
+    """A net that predicts the class of an image, with cross entropy and the scores of each class.
 
     Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and ``label`` [B] int64.
 
     Logs ``train/loss`` in each step, ``val/loss`` in training, and after validation and test, with
-    ``val/`` or ``test/`` before it: ``accuracy``; ``f1`` and ``recall``, the means over the classes that there are;
-    ``f1_NAME`` of each of these; and where a class is good, by its name or as the datamodule says,
-    what `JudgedModule` says of images. An image scores as the probability that it is of no good
-    class.
+    ``val/`` or ``test/`` before it: ``accuracy``; ``f1`` and ``recall``, the means over the classes
+    that have images; ``f1_NAME`` of each of these classes; and, if a class is good, by its name or
+    in the datamodule, the scores of `JudgedModule`. The score of an image is the probability that
+    it belongs to no good class.
 
     Args:
         net: From [B, C, H, W] images to [B, classes] logits, such as `ConvClassifier` or a
@@ -96,7 +96,7 @@ class ClassificationModule(JudgedModule):
         classes: Names of the classes.
         optimizer: Makes the optimizer from the parameters; AdamW by default.
         schedule: Learning rate over the run, see `learning_rate_factor`.
-        label_smoothing: Fraction of the target that all classes have alike.
+        label_smoothing: Fraction of the target that is spread evenly over all classes.
         class_weights: Factors on the loss of images by their class; `balanced`: ``images / (classes
             * images of the class)`` in the training split.
 
@@ -139,7 +139,7 @@ class ClassificationModule(JudgedModule):
 
     @override
     def setup(self, stage: str) -> None:
-        """Refuse a datamodule with other classes, and take over which ones are good.
+        """Refuse a datamodule with other classes, and read which classes are good.
 
         Raises:
             ConfigError: It has.
@@ -161,7 +161,7 @@ class ClassificationModule(JudgedModule):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [B, classes] of images.
+        """Return logits [B, classes] of images.
 
         Raises:
             ConfigError: The net gives others.
@@ -191,13 +191,13 @@ class ClassificationModule(JudgedModule):
 
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Probability of each class, [B, classes]."""
+        """Return the probability of each class, [B, classes]."""
         probability: Tensor = self(batch["image"]).float().softmax(1)
         return probability
 
     @override
     def invert(self, answers: Tensor, images: Tensor) -> Tensor:
-        """Return logits by probabilities [B, classes]."""
+        """Return the logits of probabilities [B, classes]."""
         return answers.clamp(min=torch.finfo(answers.dtype).tiny).log()
 
     @override
@@ -229,10 +229,10 @@ class ClassificationModule(JudgedModule):
 
 
 class LabelScores(MulticlassConfusionMatrix):
-    """Accuracy, F1 of each class, and the means of F1 and recall over the classes that there are.
+    """Accuracy, F1 of each class, and the means of F1 and recall over the classes that have images.
 
     Args:
-        classes: Their names.
+        classes: Names of the classes.
     """
 
     def __init__(self, classes: Sequence[str]) -> None:
@@ -242,7 +242,7 @@ class LabelScores(MulticlassConfusionMatrix):
 
     @override
     def compute(self) -> dict[str, Tensor]:  # type: ignore[override]  # the matrix is what these are made of
-        """The scores; NaN are those of a class of which no image is there."""
+        """Return the scores; NaN for a class without images."""
         counts = super().compute()
         self.counts = counts.tolist()  # by true class and the class that the model says
         matrix = counts.to(widest_float(counts.device))

@@ -1,4 +1,4 @@
-"""`JudgedModule`: images of its data get one score each, and verdicts by a threshold that validation chooses."""
+"""`JudgedModule`: each image gets a score, and a verdict by a threshold that validation chooses."""
 
 import logging
 from typing import Any, NamedTuple
@@ -30,13 +30,13 @@ _EPS = 1e-9  # logits go up to 20.7
 
 
 class Ranking(NamedTuple):
-    """Good and defective images by their scores.
+    """Good and defective images, ranked by their scores.
 
     Attributes:
-        values: Those of `OF_IMAGES`.
-        confusion: Good and defective images (rows) by what the threshold says (columns).
-        image_scores: Of the same images.
-        curve: Their recall and precision.
+        values: The scores that `OF_IMAGES` lists.
+        confusion: Good and defective images (rows) by their verdicts (columns).
+        image_scores: Scores of the same images.
+        curve: Recall and precision of the same images.
     """
 
     values: dict[str, Tensor]
@@ -50,8 +50,8 @@ def rank_images(scores: Tensor, defective: Tensor, threshold: float | None = Non
 
     Args:
         scores: [images] float in 0..1, on the host.
-        defective: [images] int64 in {0, 1}, of both kinds.
-        threshold: Score from which an image counts as defective; None: that of the largest F1.
+        defective: [images] int64 in {0, 1}, with both values.
+        threshold: Lowest score of a defective image; None: that of the largest F1.
     """
     best_f1, best_threshold = choose_threshold(scores, defective)
     least = best_threshold if threshold is None else threshold
@@ -67,11 +67,11 @@ def rank_images(scores: Tensor, defective: Tensor, threshold: float | None = Non
 
 
 def choose_threshold(scores: Tensor, defective: Tensor) -> tuple[float, float]:
-    """F1 of images at best, and the score from which an image counts as defective.
+    """Return the largest F1 of images, and the lowest score of a defective image.
 
-    It lies halfway, in logits, between the lowest score that counts as defective where the F1 is
-    largest and the next lower one. Middles of wider ranges (thresholds of which F1 is within 1, 2,
-    5 % of the best) were no better on other images of the same sets.
+    The threshold is halfway, in logits, between the lowest score that counts as defective at the
+    largest F1 and the next lower score. Middles of wider ranges (F1 within 1, 2, 5 % of the best)
+    were no better on other images of the same datasets.
 
     Args:
         scores: [images] float in 0..1.
@@ -84,7 +84,7 @@ def choose_threshold(scores: Tensor, defective: Tensor) -> tuple[float, float]:
 
 
 def count_confusion(is_alarm: Tensor, is_defective: Tensor) -> Confusion:
-    """Count good and defective images by what a model says of them; both [images] bool."""
+    """Count good and defective images by their verdicts; both arguments are [images] bool."""
     counts = []
     for is_row in (~is_defective, is_defective):
         alarms = int((is_row & is_alarm).sum())
@@ -95,19 +95,19 @@ def count_confusion(is_alarm: Tensor, is_defective: Tensor) -> Confusion:
 def rate_errors(is_alarm: Tensor, is_defective: Tensor) -> dict[str, Tensor]:
     """Return ``misses`` among defective images and ``false_alarms`` among good ones, as fractions.
 
-    Both arguments are [images] bool. NaN are the fractions of no images.
+    Both arguments are [images] bool. A fraction of no images is NaN.
     """
     rates = (~is_alarm[is_defective]).float().mean(), is_alarm[~is_defective].float().mean()
     return dict(zip(_ERRORS, rates, strict=True))
 
 
 class ImageRanks(Metric):
-    """Scores of images whose truth is known, exact.
+    """Exact scores of images whose truth is known.
 
     Attributes:
         threshold: Score from which an image counts as defective; None: that of the largest F1.
-        ranking: As of the last `compute`; None where not both good and defective images are there.
-        lack: What is missing then, in words.
+        ranking: Result of the last `compute`; None without both good and defective images.
+        lack: Text that says what is missing in that case.
     """
 
     full_state_update = False
@@ -124,7 +124,7 @@ class ImageRanks(Metric):
 
     @override
     def update(self, scores: Tensor, defective: Tensor) -> None:
-        """Add images; without one a rank only takes part.
+        """Add images; a rank without images calls this too.
 
         Args:
             scores: [n] float in 0..1.
@@ -135,9 +135,9 @@ class ImageRanks(Metric):
 
     @override
     def compute(self) -> dict[str, Tensor]:
-        """Return those of `OF_IMAGES`, and the fractions ``misses`` and ``false_alarms``.
+        """Return the scores that `OF_IMAGES` lists, and the fractions ``misses`` and ``false_alarms``.
 
-        NaN are those that there are no images for.
+        Scores without images are NaN.
         """
         scores = dim_zero_cat(self.scores).cpu().clamp(0, 1)
         defective = dim_zero_cat(self.defective).cpu()
@@ -159,14 +159,15 @@ class ImageRanks(Metric):
 class JudgedModule(ScoredModule):
     """A `ScoredModule` whose images get verdicts.
 
-    Beside the scores of the subclass it logs, of images that are known to be good or not:
+    In addition to the scores of the subclass, it logs these for images whose truth is known:
     ``image_auroc``, ``image_average_precision``, ``image_f1_max`` with
     ``image_f1_max_threshold``, and ``misses`` and ``false_alarms``, fractions of the defective and
-    of the good images. Validation takes its own threshold for these, and test that of validation.
+    of the good images. Validation uses its own threshold for these, and test the threshold of
+    validation.
 
     Checkpoints hold the threshold of the last validation as ``image_threshold``, which ``predict``
-    takes; -1 where validation had not both good and defective images. Checkpoints from before there
-    was one can be loaded.
+    uses; -1 if validation did not have both good and defective images. Older checkpoints without it
+    can be loaded.
 
     Args:
         net: The net.
@@ -194,12 +195,12 @@ class JudgedModule(ScoredModule):
         self._unranked: set[str] = set()
 
     def rank(self, stage: str, scores: Tensor, defective: Tensor) -> None:
-        """Add images to those of a stage; see `ImageRanks.update`."""
+        """Add images to a stage; see `ImageRanks.update`."""
         ranks: Any = self.ranks[stage]
         ranks.update(scores, defective)
 
     def take_ranks(self, stage: str) -> dict[str, Tensor]:
-        """Return the scores of images of a stage; validation chooses the threshold by them."""
+        """Return the scores of a stage's images; validation chooses the threshold from them."""
         ranks: Any = self.ranks[stage]
         # So that a rank without an image takes part.
         ranks.update(torch.zeros(0, device=self.device), torch.zeros(0, device=self.device))
@@ -217,14 +218,14 @@ class JudgedModule(ScoredModule):
         return values
 
     def find_ranking(self, stage: str) -> Ranking | None:
-        """Return what `take_ranks` found last; None where images of one kind were there alone."""
+        """Return the last result of `take_ranks`; None if there were only good or only defective images."""
         ranks: Any = self.ranks[stage]
         ranking: Ranking | None = ranks.ranking
         return ranking
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Hold the thresholds of the last validation: callbacks that average weights average buffers."""
+        """Save the thresholds of the last validation, because callbacks that average weights average buffers too."""
         for name in self._thresholds:
             checkpoint["state_dict"][name] = getattr(self, name)
 

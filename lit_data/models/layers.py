@@ -1,4 +1,4 @@
-"""Parts that our nets share: their number of outputs, and calls of their layers."""
+"""Functions that our nets share: counting outputs, padding, and layers that run in float32."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ DEEPEST = 12
 
 
 def count_outputs(classes: int | Sequence[str] | None) -> int:
-    """Return how many classes are meant: a number, that of some names, or 1 where none are named."""
+    """Return the number of classes: the given number, the number of names, or 1 without names."""
     return classes if isinstance(classes, int) else len(classes or "1")
 
 
@@ -20,8 +20,8 @@ def pad_sides(images: Tensor, multiple_px: int, *, least_px: int = 1) -> Tensor:
 
     Args:
         images: [B, C, H, W], or [B, C, D, H, W].
-        multiple_px: What sides become multiples of.
-        least_px: Shorter sides are taken for this long.
+        multiple_px: Sides become multiples of this.
+        least_px: Shorter sides are padded as if they had this length.
     """
     padding: list[int] = []
     for side_px in reversed(images.shape[2:]):  # the last axis comes first
@@ -39,7 +39,7 @@ def run_in_float32(layer: nn.Conv2d | nn.Conv3d | nn.Linear, features: Tensor) -
     nothing.
 
     Args:
-        layer: The last one.
+        layer: The last layer.
         features: Its input, of any floating dtype.
     """
     device_type = features.device.type

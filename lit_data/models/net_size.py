@@ -1,4 +1,4 @@
-"""Nets that somebody's file describes: no larger than the file."""
+"""Size limits for nets that an untrusted file describes: no larger than the file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,11 +55,11 @@ class _Count:
 def refusing_larger(source: Path, *, is_ours: bool) -> Iterator[None]:
     """Refuse a net with more parameters and buffers than a file has bytes, while it is built.
 
-    Each is counted before it gets its values, so it takes no memory yet.
+    Each tensor is counted before it is allocated.
 
     Args:
         source: Checkpoint, exported file, or folder of a checkpoint in pieces.
-        is_ours: All its classes are of this package or of torch.
+        is_ours: All classes of the net are from this package or from torch.
 
     Raises:
         StoreError: The net is larger.
@@ -83,14 +83,14 @@ def refusing_larger(source: Path, *, is_ours: bool) -> Iterator[None]:
 
 
 def check_numbers(net: object, source: Path) -> None:
-    """Refuse sizes of a net beyond those of its file: lists of them are made before its parts.
+    """Refuse options of a net that are larger than its file, because lists are built before layers.
 
     Args:
-        net: Its options as plain data.
+        net: Options of the net, as plain data.
         source: The file.
 
     Raises:
-        StoreError: There is one.
+        StoreError: An option is too large.
     """
     most = _count_bytes(source) + _UNSTORED
     try:

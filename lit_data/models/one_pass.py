@@ -1,4 +1,4 @@
-"""`OnePassModule`: a frozen net, and a sample of what it says of training images, which is all that is learned."""
+"""`OnePassModule`: a frozen net, and a sample of its outputs for training images, from which it learns."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ _PENDING = "candidates"  # key of a checkpoint
 
 
 class OnePassModule(ScoredModule):
-    """Base of modules that learn no weights: they sample what a net says of training images, and go by that.
+    """Base of modules that learn from a sample of a frozen net's outputs, and train no weights.
 
-    Training is one pass. An optimizer of nothing counts the batches, as Lightning's checkpoints go
-    by its steps. A constructor calls `freeze_net` at its end.
+    Training is one pass. An optimizer without weights counts the batches, because Lightning's
+    checkpoints depend on its steps. Constructors call `freeze_net` at their end.
     """
 
     _has_news = False
@@ -31,7 +31,7 @@ class OnePassModule(ScoredModule):
         raise NotImplementedError
 
     def sample(self, batch: Batch) -> None:
-        """Let a training batch take part in the sample; without gradients."""
+        """Add a training batch to the sample, without gradients."""
         raise NotImplementedError
 
     def learn(self) -> None:
@@ -39,13 +39,13 @@ class OnePassModule(ScoredModule):
         raise NotImplementedError
 
     def freeze_net(self) -> None:
-        """Freeze the net, and make the parameter by which batches are counted."""
+        """Freeze the net, and create the parameter that counts batches."""
         self.net.requires_grad_(False)
         self.steps = nn.Parameter(torch.zeros(0))
 
     @override
     def setup(self, stage: str) -> None:
-        """Refuse a Trainer by which nothing can be learned.
+        """Refuse a Trainer with which the module cannot learn.
 
         Raises:
             ConfigError: Several processes would each have a sample of their own; or weights are not
@@ -61,7 +61,7 @@ class OnePassModule(ScoredModule):
 
     @override
     def train(self, mode: bool = True) -> "OnePassModule":
-        """Set the mode of all but the net, which stays as it is frozen."""
+        """Set the training mode of everything but the net, which stays frozen."""
         super().train(mode)
         self.net.eval()
         return self
@@ -91,7 +91,7 @@ class OnePassModule(ScoredModule):
 
     @override
     def find_loss(self, batch: Batch) -> Tensor:
-        """Nothing is learned by a loss: 0."""
+        """Return 0, because no loss is minimized."""
         return self.steps.sum()
 
     @override
@@ -122,5 +122,5 @@ class OnePassModule(ScoredModule):
 
 
 def count_steps(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401 - see `OptimizerFactory`
-    """Make an optimizer that changes nothing."""
+    """Return an optimizer that counts steps and changes nothing."""
     return torch.optim.SGD(parameters, lr=0.0)

@@ -1,4 +1,4 @@
-"""Learning rates over a run, for modules that take an optimizer and the name of a schedule."""
+"""Learning rate schedules, for modules that take an optimizer and the name of a schedule."""
 
 import math
 from collections.abc import Callable
@@ -19,14 +19,16 @@ _PATIENCE = 5
 
 
 def make_optimizer(factory: OptimizerFactory, net: nn.Module) -> torch.optim.Optimizer:
-    """Make an optimizer in which parts of a net learn at rates of their own.
+    """Make an optimizer in which parts of a net have their own learning rates.
 
-    What has learned already needs smaller steps than what begins at random. A part says it by an
-    attribute ``learning_rate_factor``; its weights are then a group behind the others.
+    Pretrained parts need smaller steps than parts with random weights. The attribute
+    ``learning_rate_factor`` of a part sets this; its weights are then a separate group after the
+    others.
 
     Args:
-        factory: Makes it from parameters, or from groups of them where there are such parts.
-        net: With its parts, of which none lies in another one.
+        factory: Makes the optimizer from parameters, or from groups of them if there are such
+            parts.
+        net: The net; such parts must not be nested.
     """
     factors = []
     groups: list[dict[str, Any]] = []
@@ -50,18 +52,19 @@ def schedule_optimizer(
 ) -> Any:  # noqa: ANN401
     """Return an optimizer and its schedule in the form of `configure_optimizers`.
 
-    A run that ``trainer.max_time`` ends before its last step follows the clock, so it too reaches
-    the lowest rate.
+    A run that ``trainer.max_time`` ends before its last step follows the clock, so that it also
+    reaches the lowest rate.
 
     Args:
         optimizer: With the highest learning rate.
-        schedule: Its name.
+        schedule: Name of the schedule.
         trainer: Knows the length of the run.
-        optimizers: How many step in each batch; with manual optimization Lightning counts each of
-            their steps.
+        optimizers: Number of optimizers that step in each batch; with manual optimization, Lightning
+            counts each of their steps.
 
     Raises:
-        ConfigError: The run has no known end; for `plateau`, that no checkpoint looks at a metric.
+        ConfigError: The length of the run is unknown; or for `plateau`, no checkpoint monitors a
+            metric.
     """
     if schedule == "none":
         return optimizer
@@ -128,13 +131,13 @@ def learning_rate_factor(schedule: Schedule, progress: float) -> float:
     (Smith and Topin, "Super-convergence", 2018); `cosine` falls all the way (Loshchilov and Hutter,
     "SGDR", 2017), in `warmup_cosine` after a straight rise over 5 % (Goyal et al., "Accurate, large
     minibatch SGD", 2017); `steps` is a tenth after half of the run and a hundredth after three
-    quarters (He et al., "Deep residual learning", 2016). `none` is 1, as is `plateau`, which goes
-    by the metric that the best checkpoint is chosen by: a tenth after 5 validations without a
-    better one. A run that turns out longer than planned goes on at the last value.
+    quarters (He et al., "Deep residual learning", 2016). `none` is 1. `plateau` starts at 1 and
+    follows the metric of the best checkpoint: it falls to a tenth after 5 validations without
+    improvement. A run that takes longer than planned continues at the last value.
 
     Args:
-        schedule: Its name.
-        progress: Fraction of the run that is over.
+        schedule: Name of the schedule.
+        progress: Completed fraction of the run.
     """
     if schedule in ("none", "plateau"):
         return 1.0

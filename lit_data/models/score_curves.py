@@ -12,19 +12,19 @@ _EPS = 1e-9  # logits go up to 20.7
 
 
 class Curve(NamedTuple):
-    """Recall and precision at falling thresholds, which the recall rises with."""
+    """Recall and precision at falling thresholds, sorted by rising recall."""
 
     recall: list[float]
     precision: list[float]
 
 
 class ImageScores(NamedTuple):
-    """Images by their scores.
+    """Histogram of the scores of images.
 
     Attributes:
-        edges: Of the bins, scores whose logits lie equally far from each other.
-        good: Good images in each bin, one less than edges.
-        defective: Defective images in each bin.
+        edges: Edges of the bins; their logits are evenly spaced.
+        good: Number of good images in each bin; one bin less than edges.
+        defective: Number of defective images in each bin.
         threshold: Score from which an image counts as defective.
     """
 
@@ -38,27 +38,27 @@ class ScoreCurves(NamedTuple):
     """Curves of a stage.
 
     Attributes:
-        precision_recall: By what they are of: ``images``, ``pixels``, ``objects``.
-        image_scores: None where not both good and defective images are there.
+        precision_recall: Curves of ``images``, ``pixels``, ``objects``.
+        image_scores: None without both good and defective images.
     """
 
     precision_recall: Mapping[str, Curve]
     image_scores: ImageScores | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the curves as plain data."""
         curves = {name: curve._asdict() for name, curve in self.precision_recall.items()}
         images = self.image_scores and self.image_scores._asdict()
         return {"precision_recall": curves, "image_scores": images}
 
 
 def trace_curve(true: Tensor, false: Tensor, count: float) -> Curve:
-    """Return the curve of what lies above falling thresholds, at 200 levels of the recall at most.
+    """Return recall and precision at falling thresholds, for at most 200 levels of recall.
 
     Args:
-        true: [N] how many lie above each threshold and are right.
-        false: [N] how many lie above it and are wrong.
-        count: How many there are to find, at least 1.
+        true: [N] number of right detections above each threshold.
+        false: [N] number of wrong detections above it.
+        count: Number of things to find, at least 1.
     """
     recall = (true.cpu().double() / count).contiguous()
     precision = true.cpu().double() / (true + false).cpu().clamp(min=1)
@@ -70,7 +70,7 @@ def trace_curve(true: Tensor, false: Tensor, count: float) -> Curve:
 
 
 def rank_curve(scores: Tensor, is_true: Tensor) -> Curve:
-    """Return the curve of things by their scores, both [n], of which one at least is true."""
+    """Return the curve of things from their scores, both [n]; at least one thing must be true."""
     ranked, order = scores.cpu().sort(descending=True)
     hits = is_true.cpu().bool()[order].long()
     # Equal scores are above a threshold together.
@@ -80,7 +80,7 @@ def rank_curve(scores: Tensor, is_true: Tensor) -> Curve:
 
 
 def count_images(scores: Tensor, is_defective: Tensor, threshold: float) -> ImageScores:
-    """Count good and defective images by their scores.
+    """Return the histogram of the scores of good and defective images.
 
     Args:
         scores: [images] in 0..1.

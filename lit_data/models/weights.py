@@ -17,6 +17,7 @@ from lit_data.core.errors import ConfigError, DataError, StoreError, first_line,
 from lit_data.core.opening import check_regular
 from lit_data.core.plain import check_size
 from lit_data.core.types import PathText
+from lit_inspect.counts import counted, counted_of
 
 log = logging.getLogger(__name__)
 
@@ -356,7 +357,7 @@ def refuse_nan(weights: Mapping[str, Tensor], source: str) -> None:
             bad.append(name)
     if bad:
         raise StoreError(
-            f"{source} holds NaN in {len(bad)} of {len(weights)} weights, first in {bad[0]}: "
+            f"{source} holds NaN in {len(bad)} of {counted(len(weights), 'weight')}, first in {bad[0]}: "
             "training diverged before it was saved. Use an earlier checkpoint or another file, "
             "or train again with a lower learning rate"
         )
@@ -364,15 +365,19 @@ def refuse_nan(weights: Mapping[str, Tensor], source: str) -> None:
 
 def _log_taken(taken: TakenWeights, learned: Mapping[str, tuple[int, ...]], source: str) -> None:
     fitting = [name for name in taken.taken if name in learned]
-    parts = [f"{len(fitting)} of {len(learned)} weights of the net come from {source}"]
+    come = counted_of(len(fitting), len(learned), "weight", "of the net comes", "of the net come")
+    parts = [f"{come} from {source}"]
     if taken.other_shape:
         parts.append(
-            f"{len(taken.other_shape)} have another shape there ({_name_some(taken.other_shape)})"
+            f"{counted(len(taken.other_shape), 'has', 'have')} another shape there "
+            f"({_name_some(taken.other_shape)})"
         )
     if taken.missing:
-        parts.append(f"{len(taken.missing)} are not there ({_name_some(taken.missing)})")
+        missing = counted(len(taken.missing), "is", "are")
+        parts.append(f"{missing} not there ({_name_some(taken.missing)})")
     if taken.unused:
-        parts.append(f"{len(taken.unused)} of the file are not used by the net")
+        unused = counted(len(taken.unused), "of the file is", "of the file are")
+        parts.append(f"{unused} not used by the net")
     level = logging.INFO if 2 * len(fitting) >= len(learned) else logging.WARNING
     log.log(level, "%s", "; ".join(parts))
 

@@ -1,4 +1,4 @@
-"""Tasks: drawing and prediction of each kind of data, see `Task`."""
+"""Drawing and prediction of samples, for each kind of data; see `Task`."""
 
 from lit_data.predict.defects import find_defects
 from lit_data.predict.journal import Entry

@@ -1,4 +1,4 @@
-"""Predictions of modules of all kinds: asked in their form, read into ours."""
+"""Ask modules of all kinds for predictions in their batch format, and read their answers."""
 
 import inspect
 import math
@@ -22,14 +22,14 @@ _SLACK = 1e-3  # of sums of weights and of half precision
 
 
 class AskedModule:
-    """A module whose `predict_step` is given our batches: it gets them in its `batch_format`.
+    """Wraps a module, so that its `predict_step` gets our batches in the format it expects.
 
-    They go through its own ``on_after_batch_transfer``, as under a Trainer. All else is that of the
-    module.
+    Batches go through the module's own ``on_after_batch_transfer``, as under a Trainer. All other
+    attributes are those of the module.
 
     Args:
         model: The module.
-        datamodule: Whose format it wants.
+        datamodule: Its `batch_format` is the format of the batches.
     """
 
     def __init__(self, model: LightningModule, datamodule: BaseDataModule) -> None:
@@ -40,15 +40,15 @@ class AskedModule:
         return getattr(self._model, name)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:  # noqa: ANN401 - whatever it returns
-        """Return the prediction of the module for a batch of ours."""
+        """Return the module's prediction for one of our batches."""
         names = self._datamodule.channel_names
         return Question(self._model, self._datamodule.batch_format, names).ask(batch)
 
 
 class Question:
-    """Calls of `predict_step` of a module with finished batches of ours.
+    """Calls the `predict_step` of a module with our finished batches.
 
-    It takes (batch) or (batch, batch_idx).
+    `predict_step` takes (batch) or (batch, batch_idx).
 
     Args:
         model: The module.
@@ -68,7 +68,7 @@ class Question:
     def ask(self, batch: Batch) -> Any:  # noqa: ANN401 - whatever it returns
         """Return the prediction of the module for a batch on its device.
 
-        Anomalib's modules resize and normalise in their ``forward``; their `predict_step` leaves
+        Anomalib's modules resize and normalize in their ``forward``; their `predict_step` leaves
         that to callbacks.
         """
         if self._format == "anomalib":
@@ -83,12 +83,12 @@ class Question:
 
 
 def read_probability(outputs: object) -> Tensor | None:
-    """Return the probability of each pixel from what a `predict_step` returned.
+    """Return the probability of each pixel from the outputs of a `predict_step`.
 
     Returns:
-        [B, 1, H, W] of a dict with ``probability``, an object with ``anomaly_map`` (anomalib), a
-        tensor [B, 1, H, W] or [B, H, W]; of a tensor with more channels, all that is not class 0;
-        none of anything else.
+        [B, 1, H, W], read from a dict with ``probability``, an object with ``anomaly_map``
+        (anomalib), or a tensor [B, 1, H, W] or [B, H, W]. A tensor with more channels gives the
+        probability of all classes but 0. None for anything else.
     """
     if isinstance(outputs, dict):
         probability = outputs.get("probability")
@@ -104,22 +104,22 @@ def read_probability(outputs: object) -> Tensor | None:
 
 
 def read_threshold(model: object) -> float:
-    """Return the lowest probability of a marked pixel: that of the model, else 0.5."""
+    """Return the lowest probability of a marked pixel: the model's threshold, or 0.5 without one."""
     return float(getattr(model, "predict_threshold", 0.5))
 
 
 def read_image_threshold(model: object) -> float | None:
-    """Return the threshold of images that validation chose; None where it chose none."""
+    """Return the image threshold that validation chose; None if it chose none."""
     chosen = float(getattr(model, "image_threshold", NO_THRESHOLD))
     return None if chosen == NO_THRESHOLD else chosen
 
 
 def read_kinds(outputs: object) -> Tensor | None:
-    """Return the probability of each class but the background from what a `predict_step` returned.
+    """Return the probability of each class, without the background, from the outputs of a `predict_step`.
 
     Returns:
-        [B, K - 1, H, W] of a dict with ``classes``, or of a tensor with several channels; none of
-        anything else.
+        [B, K - 1, H, W], read from a dict with ``classes`` or a tensor with several channels; None
+        for anything else.
     """
     if isinstance(outputs, dict):
         classes = outputs.get("classes")
@@ -141,9 +141,9 @@ def read_classes(objects: Mapping[str, Tensor]) -> Tensor | None:
 
 @torch.no_grad()
 def ask_step(model: LightningModule, batch: Batch) -> Any:  # noqa: ANN401 - whatever it returns
-    """Return the prediction for a finished batch on the host, which is moved to the model.
+    """Move a finished batch from the host to the model's device, and return the prediction.
 
-    The model predicts in evaluation mode and returns to the mode that it was in.
+    The model predicts in evaluation mode, and then returns to its previous mode.
     """
     was_training = model.training
     model.eval()
@@ -156,10 +156,10 @@ def ask_step(model: LightningModule, batch: Batch) -> Any:  # noqa: ANN401 - wha
 
 
 def check_probabilities(values: Tensor) -> None:
-    """Refuse answers of a model that are no probabilities, and so no ground for a verdict.
+    """Refuse outputs of a model that are not probabilities, because verdicts cannot rest on them.
 
     Raises:
-        ConfigError: They hold NaN, or go beyond 0..1.
+        ConfigError: They contain NaN, or values outside of 0..1.
     """
     if not values.numel():
         return
@@ -178,10 +178,10 @@ def check_probabilities(values: Tensor) -> None:
 
 @contextmanager
 def refusing_nan(model: LightningModule) -> Iterator[None]:
-    """Refuse a model that answered NaN while it was scored: marks below a threshold would be right.
+    """Refuse a model that returned NaN while it was scored: NaN would count as below the threshold.
 
     Raises:
-        ConfigError: It did.
+        ConfigError: The model returned NaN.
     """
     is_nan = torch.zeros((), dtype=torch.bool)
 

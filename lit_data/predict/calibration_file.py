@@ -1,6 +1,6 @@
-"""Types and ranges of a calibration file, which may be anybody's.
+"""Types and ranges of a calibration file, which may come from an untrusted source.
 
-With pydantic, which a prediction without calibration does without.
+Uses pydantic, which is imported only if there is a calibration.
 """
 
 from typing import Annotated, Any, Literal, NotRequired

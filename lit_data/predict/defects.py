@@ -1,4 +1,4 @@
-"""Defects in the map of an image: regions of pixels that are probable enough, and large enough."""
+"""Defects in the map of an image: large enough regions of probable enough pixels."""
 
 import numpy as np
 
@@ -19,11 +19,11 @@ def find_defects(
     Args:
         probability: [H, W] float32 in 0..1.
         threshold: Least probability of a pixel.
-        min_area_px: Smaller regions are left out.
+        min_area_px: Smaller regions are skipped.
         kinds: [H, W] number of the class of each pixel.
 
     Returns:
-        The regions by falling score.
+        The regions, sorted by descending score.
     """
     return regions.find_defects(
         [(probability, kinds)],
@@ -34,7 +34,7 @@ def find_defects(
 
 
 def drop_small(classes: Bytes, least_px: int) -> Bytes:
-    """Return numbers of classes [H, W] without the regions of fewer pixels."""
+    """Return class numbers [H, W] without the regions that have fewer pixels."""
     import cv2
 
     left, top, width, height = cv2.boundingRect(classes)

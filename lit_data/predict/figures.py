@@ -1,4 +1,4 @@
-"""Parts of all pictures: a grid of cells, images, masks, outlines, circles, a legend."""
+"""Building blocks of all pictures: a grid of cells, images, masks, outlines, circles and a legend."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -60,7 +60,7 @@ _OUTCOMES = {
     _MISSED: ("missed", TRUE_COLOUR),
     _FALSE: ("false alarm", FALSE_COLOUR),
 }
-"""What becomes of a region, in all pictures: its word, and its colour."""
+"""What becomes of a region, in all pictures: its word, and its color."""
 PERCENTILES = (0.5, 99.5)  # of the grey values that become black and white
 ShowSample = Callable[[Sequence[Axes], Batch, int], None]
 """Fills one cell for each column with a sample of a batch."""
@@ -93,7 +93,7 @@ def new_axes(
 
 
 def show_images(cells: Sequence[Axes], image: Tensor) -> None:
-    """Show target and references on one grey scale, so that they can be compared."""
+    """Show target and references on the same gray scale, so that they can be compared."""
     black, white = np.percentile(image.numpy(), PERCENTILES)
     white = max(white, black + 1e-3)  # of an image of one value too
     for cell, channel in zip(cells, image, strict=False):
@@ -101,7 +101,7 @@ def show_images(cells: Sequence[Axes], image: Tensor) -> None:
 
 
 def show_pixels(cell: Axes, image: Tensor) -> None:
-    """Show [C, H, W] in 0..1: three channels in their colours, otherwise the first one in grey."""
+    """Show [C, H, W] in 0..1: three channels in color, otherwise the first channel in gray."""
     if len(image) == 3:  # matplotlib wants the channels last
         cell.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy(), interpolation="nearest")
     else:
@@ -109,14 +109,15 @@ def show_pixels(cell: Axes, image: Tensor) -> None:
 
 
 def show_stored(cell: Axes, pixels: Array) -> None:
-    """Show stored pixels [C, H, W] of any range from their darkest to their brightest."""
+    """Show stored pixels [C, H, W] of any range, stretched from the darkest to the brightest."""
     cell.imshow(np.moveaxis(stretch(pixels), 0, -1))
 
 
 def stretch(pixels: Array) -> Bytes:
-    """Return stored pixels [C, H, W] of any range as bytes [3, H, W], from darkest to brightest.
+    """Return stored pixels [C, H, W] as bytes [3, H, W], stretched from the darkest to the brightest.
 
-    Bytes of three channels stay as they are; of another number of channels the first one is grey.
+    Three channels of bytes stay unchanged. For any other number of channels, the first one is shown
+    in gray.
     """
     if len(pixels) == 3 and pixels.dtype == np.uint8:
         return pixels
@@ -128,9 +129,9 @@ def stretch(pixels: Array) -> Bytes:
 
 
 def show_mask(cell: Axes, mask: Tensor, *, classes: int = 0) -> None:
-    """Show [H, W] in 0..1 in black and white, or numbers of classes in their colours.
+    """Show [H, W] in 0..1 in black and white, or class numbers in the colors of the classes.
 
-    Pixels that are ignored are grey.
+    Ignored pixels are gray.
     """
     values = mask.numpy()
     colours = np.repeat(values[..., None].clip(0, 1), 3, axis=-1)
@@ -141,23 +142,23 @@ def show_mask(cell: Axes, mask: Tensor, *, classes: int = 0) -> None:
 
 
 def colour_of_class(number: int) -> str:
-    """Return the colour of a class by its number in masks, from 1."""
+    """Return the color of a class from its number in masks, which counts from 1."""
     return CLASS_COLOURS[(number - 1) % len(CLASS_COLOURS)]
 
 
 def number_classes(classes: Sequence[str]) -> list[str]:
-    """Return names of classes with their numbers in masks and maps, from 1, for a legend."""
+    """Return class names with their numbers in masks and maps, which count from 1, for a legend."""
     return [f"{number} {name}" for number, name in enumerate(classes, 1)]
 
 
 def outline_mask(cell: Axes, mask: Tensor, *, classes: int = 0, width: float = 1.0) -> None:
-    """Draw a line around what a mask marks by half of its largest value at least.
+    """Draw a line around the pixels of a mask that have at least half of its largest value.
 
     Args:
         cell: Shows an image of the same size.
         mask: [H, W] in 0..1, or numbers of classes from 1; 255 where pixels are ignored.
-        classes: Classes that the mask tells apart, each in its colour; 0: none.
-        width: Of the line, points.
+        classes: Number of classes in the mask, each drawn in its color; 0: the mask has no classes.
+        width: Line width, points.
     """
     values = mask.numpy()
     values = np.where(values == IGNORED, 0, values)  # nobody knows what is there
@@ -194,13 +195,13 @@ def _fit_cell(cell: Axes, shape: tuple[int, ...]) -> None:
 
 
 def crop_strip(shape: Size, defects: Sequence[Defect]) -> tuple[slice, slice]:
-    """Return the rows and columns of an image to draw: all of it, or a part of a long strip.
+    """Return the rows and columns of an image to draw: all of them, or a part of a long strip.
 
-    The part is twice as long as the strip is wide, and shows as many defects as it can.
+    The part is twice as long as the strip is wide, and shows as many defects as possible.
 
     Args:
         shape: (height, width) of the image, px.
-        defects: In the image; without any the part lies in the middle.
+        defects: Defects in the image; without any, the part is in the middle.
     """
     height, width = shape
     longest = round(_LONGEST_SHAPE * min(shape))
@@ -222,14 +223,14 @@ def _count_inside(part: tuple[slice, slice], defects: Sequence[Defect]) -> int:
 
 
 def _cut_around(centre: float, length: int, longest: int) -> slice:
-    """Return up to `longest` pixels around a centre, moved inwards where they reach beyond."""
+    """Return up to `longest` pixels around a center, moved inwards where they reach beyond."""
     size = min(length, longest)
     start = min(max(round(centre - size / 2), 0), length - size)
     return slice(start, start + size)
 
 
 def shorten_name(name: str) -> str:
-    """Return the path of an image as it fits over a cell: of a long one the end of the file's name."""
+    """Return the path of an image, shortened to fit above a cell: the end of the name of a long path."""
     if len(name) <= _LONGEST_NAME:
         return name
     file = Path(name).name
@@ -237,7 +238,7 @@ def shorten_name(name: str) -> str:
 
 
 def shorten_names(names: Sequence[str]) -> list[str]:
-    """Return the paths of the images of a picture as they fit over cells, without folders that all share."""
+    """Return the paths of images, shortened to fit above cells, without the folders that all share."""
     paths = [name.split("/") for name in names]
     while min(map(len, paths)) > 1 and len({path[0] for path in paths}) == 1:
         paths = [path[1:] for path in paths]
@@ -246,17 +247,18 @@ def shorten_names(names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class ShownImage:
-    """An image with what a model says of it.
+    """An image with the prediction of a model.
 
     Attributes:
         name: Of the image.
         text: Verdict and score.
         pixels: [C, H, W] as stored.
         probability: [H, W] in 0..1.
-        predicted: [H, W] uint8 numbers of the predicted classes, 1 without classes, 0 for none.
-        truth: [H, W] uint8 the same of the mask, 255 where pixels are ignored; None: not known.
-        least: Probability from which a pixel is marked.
-        is_wrong: The verdict is not the truth.
+        predicted: [H, W] uint8 predicted class numbers; 1 if there are no classes, 0 for
+            background.
+        truth: [H, W] uint8 class numbers of the mask, 255 for ignored pixels; None: not known.
+        least: Lowest probability of a marked pixel.
+        is_wrong: The verdict differs from the truth.
     """
 
     name: str
@@ -269,7 +271,7 @@ class ShownImage:
     is_wrong: bool = False
 
     def crop(self) -> "ShownImage":
-        """Return the part of a long strip with the most defects; other images as they are."""
+        """Return the part of a long strip that shows the most defects; other images stay unchanged."""
         marks = self.predicted > 0
         if self.truth is not None:
             marks |= is_defect(self.truth)
@@ -288,10 +290,10 @@ class ShownImage:
 
 
 def paint(image: ShownImage, side_px: int) -> tuple[Bytes, Bytes, Bytes]:
-    """Paint an image: as it is, below its probability, and with what is found, missed or false.
+    """Paint an image three times: plain, with its probability, and with what is found, missed or false.
 
-    What the model finds is outlined, and labels are filled. Where there are none, all that the
-    model finds counts as found.
+    Predicted regions are outlined, and labeled regions are filled. Without labels, all predicted
+    regions count as found.
 
     Args:
         image: Of any size.
@@ -356,10 +358,10 @@ def _lay_heat(plain: Bytes, probability: Array, least: float) -> Bytes:
 
 
 def sort_regions(predicted: Bytes, truth: Bytes | None) -> tuple[Bytes, Bytes]:
-    """Sort the predicted regions and the true ones by what becomes of them.
+    """Sort the predicted regions and the true regions by their outcome.
 
-    A region is found where a pixel of it is right, of another class where both meet but no pixel is
-    right, and otherwise missed or a false alarm.
+    A region is found if one of its pixels is right, has another class if both overlap without a
+    right pixel, and otherwise is missed or a false alarm.
 
     Args:
         predicted: [H, W] numbers of classes, 0 for none.
@@ -393,7 +395,7 @@ def _sort(classes: Bytes, meets: Bools, is_right: Bools, alone: int) -> Bytes:
 
 
 def write_overlay(image: ShownImage, path: Path) -> None:
-    """Write an image below its probability beside what is found in it, with its verdict, as JPEG.
+    """Write a JPEG of an image with its probability, what is found in it, and its verdict.
 
     Raises:
         StoreError: It cannot be written.
@@ -422,9 +424,9 @@ def write_overlay(image: ShownImage, path: Path) -> None:
 
 
 def draw_whole_images(images: Sequence[ShownImage], path: Path, title: str) -> None:
-    """Draw images beside their probability and what is found, missed or false in them.
+    """Draw images next to their probability and to what is found, missed or false in them.
 
-    Of a long strip the part with the most defects is shown. Wrong verdicts are red.
+    Long strips show the part with the most defects. Wrong verdicts are red.
 
     Args:
         images: At least one.
@@ -463,7 +465,7 @@ def draw_whole_images(images: Sequence[ShownImage], path: Path, title: str) -> N
 def list_outcomes(
     *, knows_truth: bool = True, has_classes: bool = False
 ) -> tuple[list[str], list[str]]:
-    """Return the legend of pictures: words and colours of what becomes of regions."""
+    """Return the legend of pictures: the words and colors of the outcomes of regions."""
     if not knows_truth:
         return ["predicted"], [FOUND_COLOUR]
     pairs = [pair for outcome, pair in _OUTCOMES.items() if outcome != _OTHER or has_classes]
@@ -477,7 +479,7 @@ def save_figure(
     legend: Sequence[str],
     colours: Sequence[str] = (TRUE_COLOUR, DISTRACTOR_COLOUR),
 ) -> None:
-    """Write a figure with its title, and a legend of rings in some colours if there are any."""
+    """Write a figure with its title, and a legend of colored rings if there are any."""
     handles = []
     for colour, label in zip(colours, legend, strict=False):
         ring = Line2D([], [], color=colour, label=label)

@@ -1,4 +1,4 @@
-"""Calls of the net, from pixels as stored to values of every pixel, and the threads that make them."""
+"""Calls of the net, from stored pixels to a value for each pixel, and the threads that make them."""
 
 import functools
 import os
@@ -32,11 +32,11 @@ TURNS: dict[Augment, tuple[Turn, ...]] = {
 def average_turned(
     call: Callable[[Tensor], Tensor], tiles: Tensor, turns: tuple[Turn, ...]
 ) -> Tensor:
-    """Return the mean of a net's answers to all turns of the tiles, one turn at a time.
+    """Average a net's outputs over all turns of the tiles, one turn at a time.
 
     Args:
         call: From [B, C, h, w] to [B, K, h, w].
-        tiles: [B, C, h, w]; tiles that are not square lie on their side in some turns.
+        tiles: [B, C, h, w]; some turns swap the height and width of tiles that are not square.
         turns: Turns of the tiles.
 
     Returns:
@@ -110,7 +110,7 @@ class ForwardOptions:
 
 
 class Forward:
-    """Calls a net in inference mode; outside of a call the net is as it was.
+    """Calls a net in inference mode, and restores its state after each call.
 
     Args:
         model: From [B, C, h, w] float32 to [B, K, h, w]; it goes to the device.
@@ -182,10 +182,10 @@ class Forward:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Look for what `torch.compile` needs.
+    """Check that the compiler that `torch.compile` needs is there.
 
     Raises:
-        ConfigError: It is not there.
+        ConfigError: It is missing.
     """
     names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++", "c++"]
     if device.type == "cpu" and not any(shutil.which(name) for name in names):
@@ -243,12 +243,12 @@ _MOST_THREADS = 4  # by default: each more has tensors of its own
 
 
 class InferenceThreads:
-    """Threads that compute side by side.
+    """Threads that compute in parallel.
 
-    A single one is the caller's own thread, and a call then ends at once. The cores that torch uses
-    for one operation are divided among several: they do more with few cores each than one thread
-    with all of them, as the operations of a small image are too short to be divided, and some are
-    not at all.
+    A single thread is the caller's own, and each call then finishes immediately. The cores that
+    torch uses for one operation are divided among several threads. Several threads with few cores
+    each are faster than one thread with all cores: the operations of a small image are too short to
+    be divided, and some cannot be divided.
 
     Args:
         count: Number of threads.
@@ -262,7 +262,7 @@ class InferenceThreads:
         self._pool = None if count == 1 else _start(count)
 
     def submit(self, call: Callable[[], T]) -> "Future[T]":
-        """Have a call made by the next thread that is free."""
+        """Submit a call to the next free thread."""
         if self._pool is not None:
             return self._pool.submit(call)
         done: Future[T] = Future()
@@ -270,13 +270,13 @@ class InferenceThreads:
         return done
 
     def close(self) -> None:
-        """End the threads after the calls that they make; those that wait are dropped."""
+        """End the threads after their current calls; waiting calls are dropped."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
 
 def choose_threads(device: torch.device) -> int:
-    """Return one for each core that torch uses, at most 4; on an accelerator one."""
+    """Return the number of threads: one for each core that torch uses, at most 4; 1 on an accelerator."""
     return min(_MOST_THREADS, torch.get_num_threads()) if device.type == "cpu" else 1
 
 

@@ -1,4 +1,4 @@
-"""Record of finished inputs, from which ``predict`` goes on, and by which processes join their work."""
+"""Record of finished inputs, from which ``predict`` resumes, and with which processes share work."""
 
 import fcntl
 import json
@@ -30,11 +30,11 @@ class Entry:
     Attributes:
         image: Its name.
         stamp: Numbers that change with its file, such as size and time.
-        files: For each file written for it, below the folder, its length.
-        rows: Of the table.
-        score: Confidence of the model, for the choice of pictures.
-        bad: What is wrong with it; empty for an image that is done.
-        note: Words of the writer for its tables.
+        files: Length of each file that was written for it, by its path below the folder.
+        rows: Rows of the table.
+        score: Confidence of the model, by which pictures are chosen.
+        bad: What is wrong with the image; empty if it is done.
+        note: Text of the writer for its tables.
     """
 
     image: str
@@ -49,22 +49,23 @@ class Entry:
 class Journal:
     """Record of finished images, one line each in ``images.jsonl``.
 
-    A line is written when the files of its image are complete; one that was cut short does not
-    count. Weights and options that decide the predictions are noted in ``fingerprint.json``.
+    A line is written when the files of its image are complete; a truncated line does not count.
+    ``fingerprint.json`` holds the weights and the options that decide the predictions.
 
-    Each of several processes adds to a journal of its own, such as ``images-0-of-2.jsonl``, and
-    reads those of all others. It holds a lock on its own, which the system frees if it dies.
+    Each of several processes adds to its own journal, such as ``images-0-of-2.jsonl``, and reads
+    the journals of all others. It locks its own journal; the system frees the lock if the process
+    ends.
 
     Args:
-        folder: Of the predictions; it is made.
-        identity: What decides the predictions, as plain data.
-        resume: Keep the images that are done; otherwise begin anew. Processes that do not lead
+        folder: Folder of the predictions, which is created.
+        identity: Everything that decides the predictions, as plain data.
+        resume: Keep the images that are done, instead of starting again. Processes that do not lead
             always keep them.
-        share: Of this process.
-        remote_sizes: Of files of the folder that lie elsewhere, see `PredictRun`.
+        share: Share of this process.
+        remote_sizes: Sizes of files that are at the address of the folder, see `PredictRun`.
 
     Raises:
-        ConfigError: They were predicted with other weights or options.
+        ConfigError: The folder holds predictions of other weights or options.
         StoreBusyError: Another process predicts into the folder, or the same share.
         StoreError: The folder cannot be written.
     """
@@ -132,7 +133,7 @@ class Journal:
         _check_identity(fingerprint, identity, "remove that one")
 
     def holds(self, image: str, stamp: Sequence[int]) -> bool:
-        """Return True if an image is done, and its source and its files are unchanged since."""
+        """Return True if an image is done, and its source and files have not changed since."""
         for entry in reversed(self._candidates.get(image, ())):
             if list(entry.stamp) != list(stamp):
                 continue
@@ -142,14 +143,14 @@ class Journal:
         return False
 
     def find_fault(self, image: str, stamp: Sequence[int]) -> str:
-        """Return what is wrong with an image that could not be read; empty for any other."""
+        """Return what is wrong with an unreadable image; empty for any other image."""
         entry = self._bad.get(image)
         if entry is None or list(entry.stamp) != list(stamp):
             return ""
         return entry.bad
 
     def add(self, entry: Entry) -> None:
-        """Note an image whose files are complete, or that is bad."""
+        """Record an image whose files are complete, or that is bad."""
         line = json.dumps(asdict(entry)).encode() + b"\n"
         try:
             # Unbuffered: a run that is killed leaves the line whole, or cut at the end.
@@ -163,11 +164,11 @@ class Journal:
             self._entries[entry.image] = entry
 
     def entries(self, images: Sequence[str]) -> list[Entry]:
-        """Return the entries of those images that `holds` or `add` knows, in the order of the images."""
+        """Return the entries of the images that `holds` or `add` knows, in the order of the images."""
         return [self._entries[image] for image in images if image in self._entries]
 
     def drop(self, image: str) -> None:
-        """Forget an image that is to be done again."""
+        """Remove an image that will be predicted again."""
         self._entries.pop(image, None)
 
     def measure(self, files: Sequence[Path]) -> dict[str, int]:
@@ -175,7 +176,7 @@ class Journal:
         return {path.relative_to(self._folder).as_posix(): path.stat().st_size for path in files}
 
     def count_shares(self) -> set[int]:
-        """Return the numbers of shares by which journals of the folder divide the images."""
+        """Return the numbers of shares into which the journals of the folder divide the images."""
         counts = set()
         for path in self._list_journals():
             _, _, count = path.stem.rpartition("-of-")

@@ -1,4 +1,4 @@
-"""Predictions as label files of other tools, the least sure first: ``predict.to``."""
+"""Predictions as label files of other tools, the most uncertain first: ``predict.to``."""
 
 import logging
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from lit_data.core.files import explaining, write_table
 from lit_data.core.temp import temp_folder
 from lit_data.core.types import Array, Bytes
 from lit_data.predict.journal import Entry
+from lit_inspect.counts import counted
 
 if TYPE_CHECKING:
     from lit_data.predict.options import PredictOptions
@@ -24,10 +25,10 @@ _MOST_OBJECTS = 1000  # of an image, as in tables
 
 
 def check_form(kind: Kind | None, folder: Path, options: "PredictOptions") -> None:
-    """Refuse label files that have no place for what is predicted, or that would replace others.
+    """Refuse label files that cannot hold the predictions, or that would replace other files.
 
     Raises:
-        ConfigError: They do.
+        ConfigError: The files are refused.
     """
     assert options.to is not None
     forms = [name for name, (_, kinds) in FORMS.items() if kind in kinds]
@@ -46,16 +47,16 @@ def check_form(kind: Kind | None, folder: Path, options: "PredictOptions") -> No
 def write_label_files(
     writer: "PredictionWriter", entries: Sequence[Entry], folder: Path, options: "PredictOptions"
 ) -> None:
-    """Write the label files of the images that are predicted, and their order.
+    """Write the label files of the predicted images, and the order in which to check them.
 
     Args:
-        writer: Reads what was written for an image.
+        writer: Reads the predictions that were written for an image.
         entries: Of all images.
-        folder: Of the predictions, below which they get one of their own.
-        options: The form, and how many images.
+        folder: Folder of the predictions; label files go into a new folder below it.
+        options: The format, and the number of images.
 
     Raises:
-        ConfigError: The images are not there.
+        ConfigError: The images are missing.
         StoreError: A file cannot be written.
     """
     assert options.to is not None
@@ -71,19 +72,19 @@ def write_label_files(
         margin = round(margins[entry.image], 6)
         rows.append({"image": entry.image, "score": entry.score, "margin": margin})
     write_table(folder / "order.csv", ("image", "score", "margin"), rows)
-    log.info("labels of %d images, the most uncertain first: %s", len(chosen), show_path(target))
+    images = counted(len(chosen), "image")
+    log.info("labels of %s, the most uncertain first: %s", images, show_path(target))
 
 
 def find_regions(
     values: Array, kinds: Bytes | None, names: Sequence[str], options: "PredictOptions"
 ) -> list[Labelled]:
-    """Return the connected regions of a map, the surest first, at most 1,000.
+    """Return the connected regions of a map, those with the highest scores first, at most 1,000.
 
     Args:
         values: [H, W] uint16, of which 65535 is probability 1.
-        kinds: [H, W] numbers of classes, 0 where nothing is marked; None where they are not told
-            apart, and all is of the first.
-        names: Of the classes.
+        kinds: [H, W] class numbers, 0 for unmarked pixels; None: all regions have the first class.
+        names: Names of the classes.
         options: Threshold and smallest region.
     """
     import cv2

@@ -1,4 +1,4 @@
-"""Images with one label each: pictures of them, and a table of predicted labels."""
+"""Images with one label each: their pictures, and the table of predicted labels."""
 
 import logging
 from collections import Counter
@@ -65,10 +65,10 @@ class LabelTask(Task[LabelledImageDataModule]):
     def draw_predictions(
         self, model: LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
-        """Draw samples with what the model says of them.
+        """Draw samples with their predictions.
 
-        Missed defects come first, then false alarms, others that are taken for what they are not,
-        and defects that are found; in each group the worst first.
+        Missed defects come first, then false alarms, other wrong labels, and found defects. Each
+        group starts with the worst samples.
         """
         classes = self.datamodule.classes or ()
         probabilities = read_labels(ask_step(model, batch), len(classes))
@@ -161,13 +161,13 @@ class LabelWriter(BankWriter):
 
     The true label is that of the folder of the image, if it names a class.
 
-    Where a class is good, ``images.csv`` has the verdict of each image, whose score is the
-    probability that it is of no good class; and where the truth is known, ``worst.png`` shows the
-    defective images with the lowest scores and the good ones of the highest.
+    If a class is good, ``images.csv`` has the verdict of each image. The score of an image is the
+    probability that it belongs to no good class. If the truth is known too, ``worst.png`` shows the
+    defective images with the lowest scores and the good images with the highest.
 
     Args:
-        datamodule: Whose images.
-        run: Where to write, and the calibration.
+        datamodule: Has the images.
+        run: Where to write, and the calibration, if there is one.
         options: Threshold of the verdicts.
     """
 
@@ -277,10 +277,10 @@ def number_good(datamodule: LabelledImageDataModule) -> frozenset[int]:
 
 
 def read_labels(outputs: object, classes: int) -> Tensor | None:
-    """Return the probability of each class from what a `predict_step` returned.
+    """Return the probability of each class from the outputs of a `predict_step`.
 
     Returns:
-        [B, classes] on the host; None if the outputs are something else.
+        [B, classes] on the host; None if the outputs have another form.
     """
     if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[1] != classes:
         return None

@@ -40,6 +40,7 @@ from lit_data.predict.verdict_table import (
 from lit_data.predict.verdicts import KnowsTruth
 from lit_data.predict.worst_images import draw_worst
 from lit_data.predict.writer import BankWriter, Written
+from lit_inspect.counts import counted
 from lit_inspect.files import fit_name
 from lit_inspect.regions import Defect, count_top_px, mean_highest, round_score, slabs
 from lit_inspect.verdicts import DEFECT, GOOD
@@ -54,20 +55,20 @@ _WORST_PX = 300  # longest side of an image in ``worst.png``
 
 @dataclass(frozen=True, kw_only=True)
 class WholeImages:
-    """Images of any sizes, with what is done to their pixels.
+    """Images of any size, and the steps that turn their pixels into the input of a model.
 
     Args:
         bank: Stored pixels [C, H, W].
         names: Path of each image below the root, with forward slashes.
-        channels: For each channel that a model gets the one of a tile.
+        channels: For each channel of the model's input, the number of the channel of a tile.
         value_range: Pixel values that become 0 and 1; None: the whole range of the dtype, and
             floats as they are.
-        classes: Names of the kinds of defects that are told apart.
-        finish: Makes the input of the model, [C, H, W], from the number of an image; None: stored
-            pixels are that input, but for the range.
-        original_sizes: Of the files, where stored images are scaled: what is predicted is brought
-            back to them.
-        shown_channels: How many stored channels pictures show, such as the target without its
+        classes: Names of the classes of defects.
+        finish: Returns the input of the model, [C, H, W], for the number of an image; None: the
+            input is the stored pixels, scaled by `value_range`.
+        original_sizes: Sizes of the files, if stored images are scaled; predictions are scaled back
+            to them.
+        shown_channels: Number of stored channels that pictures show, such as the target without its
             references; None: all.
     """
 
@@ -89,7 +90,7 @@ class WholeImages:
         return self.bank.channels if self.finish is None else len(self.channels)
 
     def load(self, number: int) -> ImagePixels | Tensor:
-        """Return an image as it goes to the predictor: [C, H, W], read by slices.
+        """Return the image that the predictor gets: [C, H, W], read by slices.
 
         Raises:
             DataError: Its file is bad.
@@ -101,7 +102,7 @@ class WholeImages:
         return self.bank[number]
 
     def count_px(self, number: int) -> int:
-        """Return the pixels of an image; where it is stored scaled, of the larger of both sizes."""
+        """Return the number of pixels of an image; if it is stored scaled, those of the larger size."""
         stored_px = int(self.bank.heights_px[number] * self.bank.widths_px[number])
         if self.original_sizes is None:
             return stored_px
@@ -119,7 +120,7 @@ class WholeImages:
         return self.restore(number, self.bank[number][: self.shown_channels])
 
     def exceed(self, size_px: Size) -> bool:
-        """Return True if any image is higher or wider."""
+        """Return True if any image exceeds a height or a width."""
         height_px, width_px = size_px
         is_higher = self.bank.heights_px > height_px
         is_wider = self.bank.widths_px > width_px
@@ -132,8 +133,8 @@ class ProbabilityMap:
 
     Args:
         values: [H, W] float32 in 0..1, or uint16 where 65535 is 1, which may be mapped from a file.
-        kinds: [K - 1, H, W] the same of each class behind the background; None where none are told
-            apart.
+        kinds: [K - 1, H, W] probability of each class after the background; None if there are no
+            classes.
     """
 
     values: Array
@@ -141,7 +142,7 @@ class ProbabilityMap:
 
     @classmethod
     def of(cls, predicted: Array) -> "ProbabilityMap":
-        """Make a map of [1 + classes, H, W], the probability of any defect first."""
+        """Make a map from [1 + classes, H, W], whose first channel is the probability of any defect."""
         kinds = predicted[1:] if len(predicted) > 1 else None
         return cls(predicted[0], kinds)
 
@@ -172,7 +173,7 @@ class ProbabilityMap:
         return numbers
 
     def encode(self, part: slice, dtype: type[np.unsignedinteger[Any]]) -> Array:
-        """Return some rows as whole numbers, [h, W]; the largest of the dtype is probability 1."""
+        """Return some rows as integers, [h, W]; the largest value of the dtype is probability 1."""
         if self.values.dtype == dtype:
             return self.values[part]
         scaled = self.rows(part) * np.float32(np.iinfo(dtype).max)
@@ -184,7 +185,7 @@ class ImageWriter(BankWriter):
     """Writes predictions of whole images.
 
     Args:
-        images: What is predicted.
+        images: The predicted images.
         folder: Where to write.
         options: Threshold and the like.
     """
@@ -200,7 +201,7 @@ class ImageWriter(BankWriter):
         return self.folder_of(self.folder / kind, name) / fit_name(name, ".png")
 
     def choose_shown(self, entries: Sequence[Entry], count: int) -> list[Entry]:
-        """Choose the entries of the highest scores among the images that fit into memory."""
+        """Choose the entries with the highest scores, among images that fit into memory."""
         small = [entry for entry in entries if self.is_small(self.numbers[entry.image])]
         return sorted(small, key=lambda entry: -entry.score)[:count]
 
@@ -228,32 +229,32 @@ class _Answer(NamedTuple):
 class VerdictWriter(ImageWriter):
     """Writes ``maps/<image>.png`` (16 bit, 65535 is probability 1), tables and pictures.
 
-    Where classes are told apart, ``classes/<image>.png`` holds their numbers.
-    ``pictures/<image>.jpg`` shows the verdict, the probability over the image and what is found, but
-    for images of more than `large_px`. At the end come
-    ``defects.csv`` with the surest 1,000 defects of each image, ``predictions.png`` with the images
-    of the highest scores, but for images of more than `large_px`, and ``images.csv`` with a verdict
-    for each image.
+    If there are classes, ``classes/<image>.png`` holds their numbers.
+    ``pictures/<image>.jpg`` shows the verdict, the probability and the found defects. At the end,
+    three files are written: ``defects.csv`` lists the 1,000 defects of each image with the highest
+    scores, ``predictions.png`` shows the images with the highest scores, and ``images.csv`` has the
+    verdict of each image. Images of more than `large_px` get no pictures.
 
-    Its columns are the score, which is the mean of the highest probabilities as in validation, the
-    defects found at the threshold of pixels, and ``good`` or ``defect`` by the threshold of images;
-    where there is none, an image is defective in which any defect is found. All tables and counts
-    go by the verdict: a ``good`` image has no defects. A calibration has two
-    thresholds, between which images are for ``review``, and its bounds in a column ``guarantee``,
-    which says ``withdrawn`` where images are unlike those of the calibration. Where there are masks,
-    the table has the truth and the kind of the image too, and ``worst.png`` shows the defective
-    images of the lowest scores and the good ones of the highest.
+    Its columns are the score, the number of defects, and the verdict. The score is the mean of the
+    highest probabilities, as in validation. Defects are found by the threshold of pixels, and the
+    verdict is ``good`` or ``defect`` by the threshold of images. Without that threshold, an image
+    with any defect is defective. All tables and counts follow the verdict: a ``good`` image has no
+    defects. A calibration has two thresholds; images between them are for ``review``. Its bounds
+    are in the column ``guarantee``, which is ``withdrawn`` if the images differ from those of the
+    calibration. If there are masks, the table also has the truth and the kind of each image, and
+    ``worst.png`` shows the defective images with the lowest scores and the good images with the
+    highest.
 
     Args:
         truth: Knows masks and kinds of the images.
         images: What is predicted.
-        run: Where to write, thresholds with bounds in the place of that of the options, and why the
-            model is worth nothing: verdicts are ``unsure`` then.
+        run: Where to write; the calibration, whose thresholds replace that of the options; and the
+            reason why the model is useless, in which case verdicts are ``unsure``.
         options: Thresholds and smallest defect.
-        find_misfits: Returns which references of an image do not fit its target, empty where all
-            do: such an image is for ``review`` and has no defects, and a column ``references``
-            says why. None: there are no references to check.
-        lists_defects: Write ``defects.csv``, and a picture of each image where options ask for them.
+        find_misfits: Returns the references of an image that do not fit its target; empty if all
+            fit. An image with such references is for ``review`` and has no defects, and the column
+            ``references`` says why. None: there are no references to check.
+        lists_defects: Write ``defects.csv``, and a picture of each image if the options ask for it.
     """
 
     labels = "regions"
@@ -280,7 +281,7 @@ class VerdictWriter(ImageWriter):
 
     @override
     def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
-        """Write the map of an image and find its defects, for which all of it is held in memory."""
+        """Write the map of an image and find its defects; the whole map is held in memory."""
         name = self.images.names[number]
         shape = answer.shape
         paths = [self.path_of("maps", name)]
@@ -296,7 +297,7 @@ class VerdictWriter(ImageWriter):
         return parts.written._replace(files=paths)
 
     def show(self, number: int, answer: ProbabilityMap) -> ShownImage:
-        """Return an image with what a model says of it, as pictures show it."""
+        """Return an image and its prediction, as pictures show them."""
         parts = self._find(number, answer)
         return self._show(parts.row, parts.probability, parts.kinds)
 
@@ -369,10 +370,9 @@ class VerdictWriter(ImageWriter):
     def _warn_of_misfits(self, rows: Sequence[Mapping[str, Any]]) -> int:
         """Name the images whose references do not fit; return how many there are."""
         misfits = [(row["image"], row["references"]) for row in rows if row["references"]]
-        cure = "their verdict is review, because the differences may not be defects"
-        list_problems(misfits).warn_if_any(
-            log, f"{len(misfits)} images have references that do not fit; {cure}"
-        )
+        cure = "the verdict is review, because the differences may not be defects"
+        images = counted(len(misfits), "image has", "images have")
+        list_problems(misfits).warn_if_any(log, f"{images} references that do not fit; {cure}")
         return len(misfits)
 
     def _write_defects(self, entries: Sequence[Entry]) -> None:
@@ -390,9 +390,9 @@ class VerdictWriter(ImageWriter):
         log.info("defects: %s", path)
         if full_images:
             log.warning(
-                "%d images have %d or more defects, and %s has the highest score: the threshold "
+                "%s %d or more defects, and %s has the highest score: the threshold "
                 "%.4g is too low for them, or the model has learned nothing",
-                full_images,
+                counted(full_images, "image has", "images have"),
                 _MOST_DEFECTS,
                 path.name,
                 self.options.least_score,
@@ -431,7 +431,7 @@ class VerdictWriter(ImageWriter):
         return self._show(row, self.read_map(name), kinds)
 
     def read_map(self, name: str) -> Floats:
-        """Return the map of an image that was written, [H, W] in 0..1."""
+        """Return the map of an image from its file, [H, W] in 0..1."""
         probability: Floats = self._read("maps", name).astype(np.float32) / np.float32(65535)
         return probability
 

@@ -1,4 +1,4 @@
-"""`MemoryLimit`: how many tiles at once stay below a limit, by what the net takes for one."""
+"""`MemoryLimit`: the number of tiles that fit below a limit, from the memory that the net needs for one."""
 
 import itertools
 import weakref
@@ -22,11 +22,11 @@ ADVICE = "use a smaller tile_px or model, precision=bf16, or stop other programs
 
 
 def measure_peak_bytes(call: Callable[[], object]) -> int:
-    """Return the most bytes of tensors that a call holds at one time, on any device.
+    """Measure the peak memory of the tensors of a call, in bytes, on any device.
 
-    Counted from the tensors that its operations return, so memory that a library takes for itself
-    within an operation (cuDNN's workspaces) is not in it, and torch's counters, which others may be
-    reading, are left alone.
+    The tensors that operations return are counted. Memory that a library allocates inside an
+    operation (cuDNN's workspaces) is not included. Torch's own counters, which other code may read,
+    are not reset.
     """
     counter = PeakCounter()
     with counter:
@@ -35,16 +35,16 @@ def measure_peak_bytes(call: Callable[[], object]) -> int:
 
 
 def count_weight_bytes(model: nn.Module) -> int:
-    """Return the bytes of parameters and buffers."""
+    """Return the size of the parameters and buffers, bytes."""
     tensors = itertools.chain(model.parameters(), model.buffers())
     return sum(tensor.nbytes for tensor in tensors)
 
 
 class PeakCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of new storages, and of those that are freed.
+    """Counts the bytes of storages that are allocated and freed.
 
     Attributes:
-        peak_bytes: The most that lived at one time.
+        peak_bytes: The most that were allocated at one time.
     """
 
     peak_bytes: int
@@ -80,7 +80,7 @@ def _list_storages(values: Any) -> set[torch.UntypedStorage]:  # noqa: ANN401 - 
 
 
 def try_twice(call: Callable[[], T], needs: str, device: torch.device) -> T:
-    """Return the result of a call for which a single tile must fit.
+    """Return the result of a call that must fit into memory, because it has a single tile.
 
     Args:
         call: The call.
@@ -88,7 +88,7 @@ def try_twice(call: Callable[[], T], needs: str, device: torch.device) -> T:
         device: Whose memory is released before the second attempt.
 
     Raises:
-        BatchMemoryError: Memory ran out, and again after all that could be was released.
+        BatchMemoryError: Memory ran out twice, the second time after all free memory was released.
     """
     failures: list[str] = []
 
@@ -102,12 +102,12 @@ def try_twice(call: Callable[[], T], needs: str, device: torch.device) -> T:
 
 
 class MemoryLimit:
-    """Memory for the weights of a net and the tiles under way.
+    """Limits the memory of a net's weights and of the tiles in progress.
 
     Args:
         forward: The net.
-        limit_bytes: Of the memory.
-        threads: Batches that are computed at one time.
+        limit_bytes: The limit.
+        threads: Number of batches that are computed in parallel.
     """
 
     def __init__(self, forward: Forward, limit_bytes: int, threads: int) -> None:
@@ -116,10 +116,10 @@ class MemoryLimit:
         self._threads = threads
 
     def fit(self, size: BatchSize, kind: Kind) -> None:
-        """Limit a size so that the batches of all threads stay below the limit; this calls the net.
+        """Reduce a batch size until the batches of all threads fit below the limit; this calls the net.
 
         Raises:
-            BatchMemoryError: The memory limit does not hold the smallest batch.
+            BatchMemoryError: The smallest batch exceeds the memory limit.
         """
         tile_bytes, values_bytes = self._measure_tile(kind)
         weight_bytes = count_weight_bytes(self._forward.model)

@@ -1,4 +1,4 @@
-"""Nets that are exported: what makes their input of an image, and what a file says of them beside its graph."""
+"""Exported nets: how an image becomes their input, and what a file holds in addition to the graph."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -65,18 +65,18 @@ UNUSED = (
 
 @dataclass(frozen=True, kw_only=True)
 class NetFacts:
-    """Net that is exported, and all that a file says of it.
+    """A net to export, and everything that its file says about it.
 
     Args:
-        net: From images [B, C, h, w] float32 in 0..1 to what the file answers.
+        net: From images [B, C, h, w] float32 in 0..1 to the outputs of the file.
         probes: Inputs [C, h, w] of the net.
-        settings: Of the manifest, by their names there.
-        scaling: Size that images are brought to before they are the input.
+        settings: Settings of the manifest, by name.
+        scaling: Size to which images are scaled before they go to the net.
         values: Stored values that mean 0 and 1.
-        options: Of ``predict``.
+        options: Options of ``predict``.
         bank: Images, some of which become golden inputs.
-        source: Says how their files are read.
-        answer: From stored pixels [C, h, w] and options to the answer of torch.
+        source: Has the options by which image files are read.
+        answer: Returns torch's output for stored pixels [C, h, w] and options.
     """
 
     net: nn.Module
@@ -91,19 +91,19 @@ class NetFacts:
 
     @property
     def has_one_size(self) -> bool:
-        """True if all images are brought to one size, so that none is smaller."""
+        """True if all images are scaled to one size, so that none is smaller."""
         return self.scaling is not None and self.scaling.size_px is not None
 
 
 def list_settings(facts: NetFacts, options: PredictOptions) -> dict[str, Any]:
-    """Return what `lit_inspect` knows of a net and its images, see `lit_inspect.settings.Settings`.
+    """Return what `lit_inspect` knows about a net and its images, see `lit_inspect.settings.Settings`.
 
     Args:
         facts: The net.
-        options: Those of it, which a graph may have changed.
+        options: Options of the net, which the graph may have changed.
 
     Raises:
-        ConfigError: The runtime lacks an option of reading.
+        ConfigError: The runtime does not support a read option.
     """
     bank, values, scaling = facts.bank, facts.values, facts.scaling
     sizes = None
@@ -174,7 +174,8 @@ def describe_maps(
         shows: What a map shows.
 
     Raises:
-        ConfigError: The pixels are changed before the model gets them, or an option is not for files.
+        ConfigError: The pixels are changed before the model gets them, or an option cannot be
+            exported.
         DataError: No image can be read.
     """
     _refuse_finish(data, images)
@@ -218,12 +219,12 @@ def describe_maps(
 def describe_labels(
     data: ImageDataModule, request: ExportRequest, good: Collection[int]
 ) -> NetFacts:
-    """Describe the net of a model that names the class of images.
+    """Describe the net of a model that predicts the class of images.
 
     Args:
         data: As for `describe_maps`, as are the errors.
         request: Model and options.
-        good: Numbers of the classes of good parts; without any there are no verdicts.
+        good: Numbers of the good classes; without any, there are no verdicts.
     """
     files = data.source
     assert isinstance(files, LabelledFiles)
@@ -294,7 +295,7 @@ def _list_references(files: MaskedImageFolder, request: ExportRequest) -> dict[s
 
 
 def list_verdicts(request: ExportRequest) -> dict[str, Any]:
-    """Return what verdicts are worth, and what the model was trained on."""
+    """Return how reliable verdicts are, and what the model was trained on."""
     calibration = request.calibration
     review = guarantee = None
     if calibration is not None:
@@ -345,7 +346,7 @@ def _settle_tiles(
 
 
 def read_spread(bank: ImageBank, source: ImageFolder, count: int) -> Iterator[Array]:
-    """Yield some images as they are read, before any scaling."""
+    """Yield some images, before any scaling."""
     spread = np.linspace(0, len(bank) - 1, min(count, len(bank))).round().astype(int)
     decoder = ImageDecoder(source.read)
     # Files that lie in shards are not here.

@@ -25,18 +25,17 @@ log = logging.getLogger(__name__)
 class ProbabilityNet(nn.Module):
     """Asks a module for the probability of each pixel.
 
-    The module gets a batch as its datamodule makes it: in its `batch_format`, and through its own
-    ``on_after_batch_transfer``. A tile is no patch of the grid, so ``index``, ``image_index`` and
-    ``position`` are -1. No Trainer runs, so no other hook of the module does.
+    The module gets batches as its datamodule makes them: in its `batch_format`, and through its own
+    ``on_after_batch_transfer``. A tile is not a patch of the grid, so ``index``, ``image_index``
+    and ``position`` are -1. No Trainer runs, so no other hook of the module is called.
 
     Args:
         model: Its `predict_step` returns probabilities in 0..1 in one of the forms of
             `read_probability`.
-        channels: For each channel that the module gets the one of the tile.
+        channels: For each channel of the module's input, the number of the channel of the tile.
         batch_format: See `BaseDataModule`.
         channel_names: Names of channels that the format may pick.
-        classes: Kinds of defects that the module may tell apart; maps of another number of classes
-            are ignored.
+        classes: Number of classes of defects; maps with another number of classes are ignored.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class LabelNet(nn.Module):
 
 
 def make_batch(images: Tensor) -> Batch:
-    """Return a batch of images [B, C, h, w] that are no patches of the grid."""
+    """Return a batch of images [B, C, h, w] that are not patches of the grid."""
     # Not len(images), which would tie what is traced to one size of batches.
     unknown = torch.full((images.shape[0],), -1, dtype=torch.int64, device=images.device)
     return {
@@ -132,7 +131,7 @@ def choose_overlap_px(
 ) -> int:
     """Return `predict.overlap_px`, or the net's receptive field by default.
 
-    A quarter of a tile if half does not hold that.
+    If half a tile cannot hold that, the overlap is a quarter of a tile.
 
     Raises:
         ConfigError: The net gives no probability.
@@ -153,13 +152,13 @@ def open_predictor(
     *,
     overlap_px: int,
 ) -> TiledPredictor:
-    """Return the predictor of some images, with defaults for the options that are left open.
+    """Return the predictor of some images, with defaults for the options that are not set.
 
     Args:
         net: A `ProbabilityNet`, converted or not.
-        images: What is predicted.
-        options: How.
-        device: Where.
+        images: The images to predict.
+        options: Options of the prediction.
+        device: Where the net computes.
         overlap_px: From `choose_overlap_px`.
 
     Raises:
@@ -259,10 +258,10 @@ def _describe(outputs: object) -> str:
 def read_tiles(images: WholeImages, sides_px: Size, count: int) -> Sequence[Tensor]:
     """Cut a tile from the middle of some images, [C, h, w] float32 in 0..1 each.
 
-    Bad images are left out.
+    Bad images are skipped.
 
     Raises:
-        DataError: All are bad.
+        DataError: All images are bad.
     """
     tiles = list(_read_tiles(images, sides_px, count))
     if not tiles:

@@ -1,4 +1,4 @@
-"""Predictions that go into a ``.npy`` file row by row, as they are larger than memory."""
+"""Writes predictions that are larger than memory into a ``.npy`` file, row by row."""
 
 import errno
 import io
@@ -28,15 +28,15 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class NpyTarget:
-    """Rows of a ``.npy`` file, each written to its place.
+    """Writes rows to their place in a ``.npy`` file.
 
-    The rows are written and not mapped, because a full disk then is an error and not a signal that
-    kills the process.
+    The file is not memory-mapped: a full disk then raises an error, instead of a signal that kills
+    the process.
 
     Args:
         fd: A new, empty file.
         shape: [K, H, W].
-        dtype: Of the file; whole numbers hold values 0..1 as 0..255 or 0..65535.
+        dtype: Type of the file; integers hold values 0..1 as 0..255 or 0..65535.
         check: Called with rows before they are encoded.
     """
 
@@ -64,7 +64,7 @@ class NpyTarget:
         write_all(fd, memoryview(header.getvalue()))
 
     def write(self, top_px: int, values: Tensor) -> None:
-        """Take rows."""
+        """Write rows."""
         if self._check is not None:
             self._check(values)
         rows_at_once = max(1, _CHUNK_BYTES // values[0, 0].nbytes)
@@ -78,7 +78,7 @@ class NpyTarget:
 
 @contextmanager
 def replacing_file(path: Path) -> Iterator[int]:
-    """Open a new file that replaces `path` at the end; after an error nothing is left of it.
+    """Open a new file that replaces `path` at the end; after an error it is removed.
 
     Yields:
         A descriptor open for writing.
@@ -100,7 +100,7 @@ def replacing_file(path: Path) -> Iterator[int]:
 
 
 def encode(values: Tensor, dtype: np.dtype[Any]) -> Array:
-    """Return values in the dtype of a file; for whole numbers 0..1 becomes 0..largest, clipped."""
+    """Return values in the dtype of a file; for integers, 0..1 is clipped and becomes 0..largest."""
     if dtype.kind == "f":
         return values.to(getattr(torch, dtype.name)).contiguous().numpy()
     # NaN becomes 0, as whole numbers have none

@@ -1,4 +1,4 @@
-"""Options of ``predict``, and facts of a run that writers need."""
+"""Options of ``predict``, and facts about a run that writers need."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -21,7 +21,7 @@ from lit_inspect.tiles import Blend
 
 
 class Use(Flag):
-    """Kinds of prediction that an option means something for."""
+    """Kinds of prediction for which an option has a meaning."""
 
     ANY = auto()
     """All of them."""
@@ -58,46 +58,48 @@ class PredictOptions:
     """The options of ``predict``; conf/predict.yaml has one line for each.
 
     `tile_px`, `blend`, `margin_px`, `multiple_px`, `memory_limit_bytes`, `precision`, `compile`,
-    `augment` and `readers` are those of `TiledPredictor`, and mean something for images that are
-    predicted tile by tile only.
+    `augment` and `readers` are those of `TiledPredictor`, and apply only to images that are
+    predicted tile by tile.
 
     Args:
-        threshold: Least probability of a marked pixel or a voxel, least score of an object; `None`:
-            the one that the model's checkpoint holds as ``predict_threshold``, else 0.5.
-        image_threshold: Least score of a defective image; `None`: the one that the model's
-            checkpoint holds as ``image_threshold``, and without that an image is defective in which
-            any defect is found.
-        image_score_fraction: An image scores as the mean of this fraction of its pixels, the
-            highest ones; `None`: as the model has it, else 0.0005. See `count_top_px`.
+        threshold: Lowest probability of a marked pixel or voxel, or lowest score of an object;
+            `None`: ``predict_threshold`` of the model's checkpoint, or 0.5 without it.
+        image_threshold: Lowest score of a defective image; `None`: ``image_threshold`` of the
+            model's checkpoint. Without it, an image with any defect is defective.
+        image_score_fraction: The score of an image is the mean over this fraction of its pixels,
+            those with the highest probabilities; `None`: the model's fraction, or 0.0005 without
+            it. See `count_top_px`.
         min_area_px: Smallest defect or object.
-        on_bad: `skip` predicts the rest and ends with exit code 3, `error` ends before anything is
-            predicted; in the place of ``data.on_bad``.
+        on_bad: Replaces ``data.on_bad``: `skip` predicts the rest and ends with exit code 3,
+            `error` ends before anything is predicted.
         folder: Where the files go, a folder or an address; `None`: into the run folder.
-        resume: Go on in a folder where a run was interrupted; for all but generated images.
-        part: Predict a part of the inputs, a number from 0 or ``0/4``, into a folder that all parts
-            share; a part goes on where it was interrupted. For all but generated images.
-        of: Number of parts, where `part` does not say it.
+        resume: Resume in the folder of an interrupted run; not for generated images.
+        part: Predict one part of the inputs, a number from 0 or ``0/4``, into a folder that all
+            parts share. An interrupted part resumes. Not for generated images.
+        of: Number of parts, if `part` does not contain it.
         finish: Predict nothing, and write the tables of all parts.
         to: Also write label files of another tool: ``coco``, ``cvat``, ``fiftyone``, ``labelme``,
             ``labelstudio`` or ``masks``, the images that the model is least sure of first.
-        first: Write label files of so many images alone; `None`: of all.
-        many_inputs: From so many inputs on, files lie in folders by prefix, and tables are Parquet.
-        pictures: Write a picture of each image with what is found in it.
-        clean: Write watermarked images with the marks painted over as well.
-        count: Images that a generative model makes; `None`: 64.
+        first: Number of images for which to write label files; `None`: all.
+        many_inputs: From this number of inputs on, files are in folders by prefix, and tables are
+            Parquet.
+        pictures: Write a picture of each image with the defects that are found in it.
+        clean: Also write watermarked images with the marks painted over.
+        count: Number of images that a generative model makes; `None`: 64.
         large_px: Images of more pixels are predicted through a temporary file.
-        overlap_px: Pixels that tiles share; `None`: as the net's receptive field asks for, at most
-            half a tile.
-        round_px: Sides shorter than a tile are filled up to a multiple of it; `None`: 1, so that
-            nets see edges as they are, or `multiple_px` for nets that do not take any size.
-        batch_size: Samples or tiles at once; `None`: as the loader says, but of tiles on the CPU 1
-            in each of several threads, or 4, and 16 elsewhere.
-        min_batch_size: If so many do not fit into memory, the run ends.
-        max_batch_size: Grows up to it while batches go well; `None`: `batch_size`.
-        channels_last: Memory format of weights and tiles; `None`: on the CPU, and elsewhere in half
-            precision.
-        threads: Inference threads, which call the net side by side on the CPU; `None`: for tiles one for each
-            core that torch uses, at most 4, and one for what is compiled; else one.
+        overlap_px: Pixels that tiles share; `None`: as many as the net's receptive field needs, at
+            most half a tile.
+        round_px: Sides shorter than a tile are padded to a multiple of it; `None`: 1, which adds no
+            padding, or `multiple_px` for nets that do not accept every size.
+        batch_size: Samples or tiles at once; `None`: as in the loader. For tiles on the CPU, 1 in
+            each of several threads, or 4 in a single one; for tiles on other devices, 16.
+        min_batch_size: The run ends if not even this many fit into memory.
+        max_batch_size: The size grows up to this while batches fit; `None`: `batch_size`.
+        channels_last: Memory format of weights and tiles; `None`: used on the CPU, and in half
+            precision on other devices.
+        threads: Inference threads, which call the net in parallel on the CPU; `None`: for tiles,
+            one for each core that torch uses, at most 4; one for compiled nets and for other
+            samples.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -287,11 +289,11 @@ class Share:
 
     @property
     def suffix(self) -> str:
-        """Return what tells files of this process from those of others; empty for the only one."""
+        """Return the suffix of this process's files; empty for a single process."""
         return "" if self.count == 1 else f"-{self.number}-of-{self.count}"
 
     def take(self, inputs: Sequence[int], block: int) -> list[int]:
-        """Return every so many-th block of inputs: neighbours, which are alike, go to all."""
+        """Return every so many-th block of inputs: neighbors, which are alike, go to all."""
         taken: list[int] = []
         step = block * self.count
         for start in range(block * self.number, len(inputs), step):

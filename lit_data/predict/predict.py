@@ -27,6 +27,7 @@ from lit_data.predict.options import Predicted, PredictOptions, PredictRun
 from lit_data.predict.predictor import TiledPredictor
 from lit_data.predict.runner import BatchSize, BatchSizes, Runner
 from lit_data.predict.writer import PredictionWriter, Work
+from lit_inspect.counts import counted
 
 
 def predict_batches(
@@ -123,7 +124,7 @@ class SampleBatch:
 
     def describe(self, samples: int) -> str:
         """Return the words for so many samples."""
-        return f"{samples} samples of {self.kind}"
+        return f"{counted(samples, 'sample')} of {self.kind}"
 
     def predict(self, start: int, stop: int, size: int) -> Any:  # noqa: ANN401 - what a module returns
         """Return the outputs of a module for some samples."""
@@ -358,7 +359,7 @@ class _Bar(ProgressBar):
 
     def count_tiles(self, count: int) -> None:
         self.tiles += count
-        self.note = f"{self.tiles} tiles"
+        self.note = counted(self.tiles, "tile")
         self.advance(0)
 
 

@@ -40,6 +40,7 @@ from lit_data.predict.tiles import (
     open_source,
     open_sources,
 )
+from lit_inspect.counts import counted
 from lit_inspect.tiles import Blend
 
 _WAITING_IMAGES = 2
@@ -63,7 +64,7 @@ class TiledPredictor:
         model: From [B, C, h, w] float32 to [B, K, h, w]. Whole numbers come as 0..1, floats as they
             are.
         tile_px: Tile size, one number or (height, width).
-        overlap_px: Least number of pixels that neighbouring tiles share.
+        overlap_px: Least number of pixels that neighboring tiles share.
         blend: `constant` takes a pixel from the tile in which it is farthest from a seam,
             `gaussian` averages by the distance from the middle.
         margin_px: Pixels next to a seam that count nothing. None: for `constant` half of the
@@ -318,7 +319,7 @@ class TileBatch:
 
     def describe(self, samples: int) -> str:
         """Return the words for so many tiles."""
-        return f"{samples} tiles of {self.kind}"
+        return f"{counted(samples, 'tile')} of {self.kind}"
 
     def add(self, job: ImageJob, tile: Array) -> None:
         """Copy a tile in."""

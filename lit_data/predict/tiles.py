@@ -25,7 +25,7 @@ class Tiling:
 
     Args:
         tile_px: Tile size, one number or (height, width).
-        overlap_px: Least number of pixels that neighbouring tiles share.
+        overlap_px: Least number of pixels that neighboring tiles share.
         margin_px: Pixels next to the seam-side borders of a tile that count nothing; at most half
             the overlap. None takes half of the overlap for `constant`, which then takes each pixel
             from one tile, and a quarter for `gaussian`.

@@ -32,7 +32,7 @@ def draw_worst(
         rows: Of ``images.csv``, with the truth.
         path: Of the picture; nothing is drawn without a row.
         paint: Paints an image.
-        legend: Words, and their colours.
+        legend: Words, and their colors.
     """
     groups = [group[:WORST] for group in rank_errors(rows) if group]
     if not groups:

@@ -21,6 +21,7 @@ from lit_data.images.bank import ImageBank
 from lit_data.predict.journal import FINGERPRINT, Entry, Journal
 from lit_data.predict.label_files import check_form, write_label_files
 from lit_data.predict.options import Predicted, PredictOptions, PredictRun
+from lit_inspect.counts import counted, counted_of
 from lit_inspect.verdicts import describe_counts
 
 log = logging.getLogger(__name__)
@@ -242,7 +243,8 @@ class Work:
         if not options.finish:
             self.waiting = sorted(set(share_numbers) & self._pending.keys())
         if self._kept:
-            log.info("%d of %d inputs are done already", self._kept, len(visible))
+            done = counted_of(self._kept, len(visible), "input", "is", "are")
+            log.info("%s done already", done)
         # No rank adds to its journal before all have read what was done.
         self._share.wait()
 
@@ -345,7 +347,12 @@ class Work:
 
     def _count_share(self) -> dict[str, Any]:
         if self.bad:
-            log.warning("%d inputs of this part are bad and have no prediction", len(self.bad))
+            bad = counted(
+                len(self.bad),
+                "input of this part is bad and has",
+                "inputs of this part are bad and have",
+            )
+            log.warning("%s no prediction", bad)
         return {
             "predict/part": str(self._share),
             "predict/inputs": self._kept + len(self._pending),
@@ -386,8 +393,8 @@ class Work:
                 f"start predict.part={','.join(f'{part}/{count}' for part in parts)} again, or "
             )
         return (
-            f"{len(missing)} of {len(self._chosen)} inputs are missing in "
-            f"{show_path(self._run.folder)} ({', '.join(names)}): {advice}"
+            counted_of(len(missing), len(self._chosen), "input", "is", "are")
+            + f" missing in {show_path(self._run.folder)} ({', '.join(names)}): {advice}"
             "predict them in one run with predict.resume=true"
         )
 

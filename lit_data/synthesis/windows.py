@@ -195,7 +195,7 @@ class Windows:
         """Return coordinates along and across a direction, from the centre: [n, h, w] each, px.
 
         Args:
-            angle: [n, 1, 1] rad, from the x axis towards the y axis.
+            angle: [n, 1, 1] rad, from the x axis toward the y axis.
         """
         cosine, sine = angle.cos(), angle.sin()
         return self.x * cosine + self.y * sine, self.y * cosine - self.x * sine

@@ -84,4 +84,4 @@ def test_the_cure_is_that_of_the_reader(purpose: str, cure: str, tmp_path: Path)
     leftovers = Leftovers()
     leftovers.take(tmp_path, {".json": ["a.json", "b.json"]}, ())
     add_label_files(leftovers, tmp_path, purpose, [tmp_path / "a.json"])
-    assert leftovers.describe() == [f"1 label files (COCO) are not used: b.json; {cure}"]
+    assert leftovers.describe() == [f"1 label file (COCO) is not used: b.json; {cure}"]

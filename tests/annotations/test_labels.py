@@ -34,7 +34,7 @@ def test_a_box_a_little_outside_is_cut_off_and_counted(caplog: pytest.LogCapture
     table = collect((-1, 0, 99, 50), (101, 0, 201, 50), (10, 10, 20, 20))
     cut = np.float32([[0.2475, 0.25, 0.495, 0.5], [0.7525, 0.25, 0.495, 0.5]])
     assert table.boxes[:2, 1:].tolist() == pytest.approx(cut)
-    message = "reached up to 1 % of their size, or a pixel, beyond their image and were clipped"
+    message = "reached up to 1 % of the size, or a pixel, beyond the image and got clipped"
     assert caplog.messages == [f"2 boxes {message}"]
 
 
@@ -49,7 +49,9 @@ def test_a_small_box_may_reach_a_pixel_out_of_its_image() -> None:
 def test_duplicates_are_kept_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     table = collect((0, 0, 9, 9), (1, 1, 9, 9), (0, 0, 9, 9), (0, 0, 9, 9))
     assert len(table.boxes) == 4
-    message = "2 boxes are duplicates of another box of their image, and are used; the first: a.txt, box 3"
+    message = (
+        "2 boxes duplicate another box of the image, and all are used; the first: a.txt, box 3"
+    )
     assert caplog.messages == [f"{message}: box (0, 0, 9, 9)"]
 
 

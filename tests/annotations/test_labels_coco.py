@@ -52,7 +52,7 @@ def test_crowds_are_ignored_regions_and_counted(
     labels = read(tmp_path, [box([0, 0, 9, 9]), box([0, 0, 50, 50], iscrowd=1)])
     assert labels.boxes[:, 0].tolist() == [0, -1]  # a region of class 0
     assert labels.object_count == 1
-    assert caplog.messages == ["1 boxes with iscrowd or ignore are ignored regions"]
+    assert caplog.messages == ["1 box with iscrowd or ignore is an ignored region"]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_row_53_shares_among_pixels_name_the_first_of_each(tmp_path: Path) -> No
 def test_row_49_an_entry_without_its_image_is_named_once(tmp_path: Path) -> None:
     entries = [*ENTRIES, {"id": 8, "file_name": "gone.jpg"}]
     annotations = [box([0, 0, 9, 9]), *[box([0, 0, 9, 9], image=8)] * 5]
-    message = r"images\[2\]: no image is named 'gone.jpg'(.|\n)*1 problems with labels"
+    message = r"images\[2\]: no image is named 'gone.jpg'(.|\n)*1 problem with labels"
     with pytest.raises(DataError, match=message):
         read(tmp_path, annotations, images=entries)
     assert len(read(tmp_path, annotations, images=entries, options={"on_bad": "skip"}).boxes) == 1

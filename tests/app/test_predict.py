@@ -47,8 +47,7 @@ def test_a_bad_image_is_reported_at_the_end_by_the_exit_code(
     assert main([*words, f"predict.folder={tmp_path}/out"]) == 3
     printed = capsys.readouterr()
     assert (
-        "1 inputs are bad and have no prediction; the predictions of all others are in"
-        in printed.err
+        "1 input is bad and has no prediction; the predictions of all others are in" in printed.err
     )
     assert "b/cut.png: truncated or damaged PNG" in printed.err
     assert (printed.out + printed.err).count("store: 4 images") == 1  # the images are opened once
@@ -62,7 +61,7 @@ def test_a_bad_image_is_reported_at_the_end_by_the_exit_code(
         expected |= {f"masks/{name}.png", f"overlays/{name}.png"}
     assert names == expected
     assert main([*words, f"predict.folder={tmp_path}/none", "predict.on_bad=error"]) == 3
-    assert "1 of 4 images are bad" in capsys.readouterr().err
+    assert "1 of 4 images is bad" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 
@@ -149,8 +148,7 @@ def test_parts_are_predicted_in_any_order_and_finished(
     assert main([*run, "predict.finish=true"]) == 3
     printed = capsys.readouterr()
     assert (
-        "1 inputs are bad and have no prediction; the predictions of all others are in"
-        in printed.err
+        "1 input is bad and has no prediction; the predictions of all others are in" in printed.err
     )
     summary = _summarise(printed.out)
     counts = [summary[f"predict/images{ending}"] for ending in ("", "_kept", "_bad")]

@@ -191,7 +191,7 @@ def test_running_out_of_memory_leaves_a_post_mortem_and_a_picture(
     assert text.startswith("out of memory: step 2, epoch 0, train\n")
     assert " in _run_out\n" in text
     assert "parameter layer.weight" in text
-    assert "train batch 2: 1 samples: [1, 32] float32" in text
+    assert "train batch 2: 1 sample: [1, 32] float32" in text
     note = f"out of memory number 1 of this run: {tmp_path / 'oom-1.txt'} lists what held it"
     assert caught.value.__notes__ == [f"MemoryMonitor: {note}"]
     assert monitor.summary()["memory/ooms"] == 1

@@ -23,16 +23,16 @@ def test_files_of_other_types_are_counted_by_cause(tmp_path: Path) -> None:
     assert _walk(tmp_path).describe() == [
         "5 images have a type that is not read: x/0.JP2, x/1.JP2, x/2.JP2 and 2 more; "
         "save them as PNG or TIFF",
-        "1 archives are not read: b.zip; unpack them into files",
-        "1 volumes are not images: v.nii.gz; experiment=ct_segmentation reads them",
-        "1 volumes have a type that is not read: w.nrrd; save them as NIfTI",
+        "1 archive is not read: b.zip; unpack them into files",
+        "1 volume is not an image: v.nii.gz; experiment=ct_segmentation reads them",
+        "1 volume has a type that is not read: w.nrrd; save them as NIfTI",
     ]
 
 
 def test_what_is_excluded_is_not_counted(tmp_path: Path) -> None:
     touch(tmp_path, "a.png", "old/b.zip", "c.zip")
     assert _walk(tmp_path, exclude=["old"]).describe() == [
-        "1 archives are not read: c.zip; unpack them into files"
+        "1 archive is not read: c.zip; unpack them into files"
     ]
 
 
@@ -44,7 +44,12 @@ def test_a_line_is_logged_once_and_not_after_a_message(
     for _ in range(2):
         leftovers.log()
     assert caplog.text.count("b.zip") == 1
-    leftovers.add("images have no label file", ["a.png"], "they count as without an object")
+    leftovers.add(
+        "image has no label file",
+        "images have no label file",
+        ["a.png"],
+        "they count as without an object",
+    )
     assert leftovers.quote().count("\n") == 2
     leftovers.log()
     assert "label file" not in caplog.text
@@ -53,7 +58,9 @@ def test_a_line_is_logged_once_and_not_after_a_message(
 def test_of_many_causes_those_of_most_files_are_logged() -> None:
     leftovers = Leftovers()
     for number in range(9):
-        leftovers.add(f"files of kind {number}", ["a"] * (number + 1), "leave them")
+        leftovers.add(
+            f"file of kind {number}", f"files of kind {number}", ["a"] * (number + 1), "leave them"
+        )
     lines = leftovers.describe()
     assert [line.split()[0] for line in lines] == ["9", "8", "7", "6", "5", "4"]
 

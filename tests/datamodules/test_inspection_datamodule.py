@@ -172,12 +172,12 @@ def test_bad_masks_take_their_images_with_them_where_they_are_skipped(
     folder = _write_set(tmp_path / "set")
     (folder / "02_mask.png").write_bytes(b"no image")
     (folder / "05.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"05\.png(.|\n)*1 of 20 images are bad"):
+    with pytest.raises(DataError, match=r"05\.png(.|\n)*1 of 20 images is bad"):
         _data(tmp_path)
     data = _data(tmp_path, on_bad="skip")
     assert _used(data) == {f"{number:02}.png" for number in range(20)} - {"02.png", "05.png"}
     data.check_sources()
-    assert "2 of 30 images and masks are bad and skipped" in caplog.text
+    assert "2 of 30 files are bad and skipped" in caplog.text
 
 
 def test_equal_files_never_straddle_a_split(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_images_with_bad_annotations_are_left_out_where_they_are_skipped(tmp_pat
     (folder / "00_mask.png").unlink()
     rows = [f"{number:02}.png,1,{1 if number else 10**9} 10" for number in range(6)]
     (folder / "train.csv").write_text("\n".join(["ImageId,ClassId,EncodedPixels", *rows]))
-    refused = r"row 2: .*00\.png: runs up to(.|\n)*1 annotations are bad"
+    refused = r"row 2: .*00\.png: runs up to(.|\n)*1 annotation is bad"
     for _ in range(2):  # also where the masks are drawn already
         with pytest.raises(DataError, match=refused):
             _data(tmp_path)

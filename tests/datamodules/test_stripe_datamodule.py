@@ -220,7 +220,7 @@ def test_images_without_mask_and_masks_without_image_are_listed(make: Make, tmp_
     root = write_images(tmp_path / "images")
     (root / "masks").mkdir()
     cv2.imwrite(str(root / "masks" / "lost.png"), np.zeros((80, 70), np.uint8))
-    with pytest.raises(DataError, match=r"lost.png(.|\n)*1 masks have no image in"):
+    with pytest.raises(DataError, match=r"lost.png(.|\n)*1 mask has no image in"):
         make(root, masks="masks")
     (root / "masks" / "lost.png").unlink()
     cv2.imwrite(str(root / "masks" / "00.png"), np.zeros((80, 70), np.uint8))
@@ -363,7 +363,7 @@ def test_verify_finds_a_changed_source(make: Make, tmp_path: Path) -> None:
     path = tmp_path / "images" / "03.png"
     path.write_bytes(path.read_bytes()[:-20])
     assert len(datamodule.verify_sources()) == 1
-    with pytest.raises(DataError, match=r"03.png(.|\n)*1 of 10 images and masks are bad"):
+    with pytest.raises(DataError, match=r"03.png(.|\n)*1 of 10 files is bad"):
         datamodule.check_sources()
     with pytest.raises(ConfigError, match="only a store can be verified"):
         make(write_images(tmp_path / "other"), cache="lru").verify_sources()

@@ -33,7 +33,7 @@ def test_folders_are_found_by_themselves() -> None:
     names = ["train/a.png", "val/b.png", "test/deep/c.png", "train/d.png"]
     found = {key: part.tolist() for key, part in split_images(names).items()}
     assert found == {"train": [0, 3], "val": [1], "test": [2]}
-    message = "1 images are not in a folder named after one of train, val, test: extra/e.png"
+    message = "1 image is not in a folder named after one of train, val, test: extra/e.png"
     with pytest.raises(DataError, match=message):
         split_images([*names, "extra/e.png"], "folders")
     parts = split_images([*names, "extra/e.png"], "auto")

@@ -55,7 +55,7 @@ def test_masks_must_fit_their_images() -> None:
     message = r"1.png: 17 x 33, folder/2.png: 33 x 17 \(turned by 90 degrees\?\)"
     with pytest.raises(DataError, match=message):
         _dataset(images=[1, 2], masks=wrong)
-    with pytest.raises(DataError, match="2 masks for 1 images"):
+    with pytest.raises(DataError, match="2 masks for 1 image"):
         _dataset(images=[1], masks=wrong)
 
 

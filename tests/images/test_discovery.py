@@ -10,6 +10,7 @@ import pytest
 
 from lit_data.core.errors import ConfigError, DataError
 from lit_data.images.discovery import compile_patterns, find_images, list_shown, match_by_stem
+from lit_inspect.counts import counted
 from tests.helpers.files import touch
 
 
@@ -79,7 +80,8 @@ def test_excluded_files_and_folders_are_left_out_and_counted(
     listing = find_images(tmp_path, exclude=exclude)
     assert [path.relative_to(tmp_path).as_posix() for path in listing.paths] == left
     assert {path.relative_to(tmp_path).as_posix() for path in listing.excluded} == names - set(left)
-    said = [f"{tmp_path}: {4 - len(left)} files are skipped by data.exclude"] if exclude else []
+    files = counted(4 - len(left), "file is", "files are")
+    said = [f"{tmp_path}: {files} skipped by data.exclude"] if exclude else []
     assert caplog.messages == said
 
 
@@ -255,10 +257,10 @@ def test_what_has_no_partner_is_listed_on_both_sides() -> None:
         "  i/a.png: an image without a mask",
         "  m/c.png: a mask without an image",
         "  m/d.png: a mask without an image",
-        "1 images without a mask, 2 masks without an image",
+        "1 image without a mask, 2 masks without an image",
     ]
 
 
 def test_two_masks_of_one_name_clash() -> None:
-    with pytest.raises(DataError, match=r"m/2/a.png: the same name as m/1/a.png(.|\n)*1 names"):
+    with pytest.raises(DataError, match=r"m/2/a.png: the same name as m/1/a.png(.|\n)*1 name is"):
         match_by_stem(["i/a.png"], ["m/1/a.png", "m/2/a.png"])

@@ -79,7 +79,7 @@ def test_the_global_order_is_the_same_for_any_number_of_ranks() -> None:
 
 
 def test_fewer_samples_than_ranks() -> None:
-    with pytest.raises(ConfigError, match="1 samples cannot be split over 2 ranks"):
+    with pytest.raises(ConfigError, match="1 sample cannot be split over 2 ranks"):
         EpochOrder(1, True, 0, 0, 2)
     with pytest.raises(ConfigError, match="rank=2 is out of range for world_size=2"):
         EpochOrder(9, True, 0, 2, 2)

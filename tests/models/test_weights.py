@@ -127,7 +127,7 @@ REFUSED = {
     "NaN": (
         lambda at: _save(_tensors(torch.tensor(torch.nan)), at / "a.pt"),
         StoreError,
-        "holds NaN in 1 of 1 weights, first in head.weight",
+        "holds NaN in 1 of 1 weight, first in head.weight",
     ),
     "whole numbers": (
         lambda at: _save(_tensors(torch.tensor(1)), at / "a.pt"),

@@ -160,7 +160,7 @@ def test_images_that_labelme_turns_are_counted(
     pixels.save(root / "turned.jpg", exif=tag, quality=95)
     pixels.save(root / "upright.jpg", quality=95)
     _predict(root, tmp_path, "labelme")
-    assert "LabelMe refuses the labels of 1 images, such as turned.jpg" in caplog.text
+    assert "LabelMe refuses the labels of 1 image, such as turned.jpg" in caplog.text
     caplog.clear()
     _predict(root, tmp_path / "applied", "labelme", read=ReadOptions(exif="apply"))
     assert "refuses" not in caplog.text

@@ -202,7 +202,7 @@ def test_an_image_with_a_wrong_reference_is_for_review(
         "2.tif",
     }
     assert found.metrics["predict/misfits"] == 1
-    assert "1 images have references that do not fit" in caplog.text
+    assert "1 image has references that do not fit" in caplog.text
     assert "1.tif: ref2 does not fit" in caplog.text
 
 

@@ -24,6 +24,7 @@ from lit_data.core.types import Batch
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.device_timer import read_clock
 from lit_data.loading.samples import SingleSamples
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -216,9 +217,9 @@ def measure_rows(
         else:
             measurable_rows += 1
     log.info(
-        "%d rows, each measured %d times: at most %.0f s, and the time to start them",
-        measurable_rows,
-        repeats,
+        "%s, each measured %s: at most %.0f s, and the time to start them",
+        counted(measurable_rows, "row"),
+        counted(repeats, "time"),
         measurable_rows * repeats * limits.seconds,
     )
     failures: list[Exception] = []

@@ -12,6 +12,7 @@ import numpy as np
 
 from lit_data.app.untrusted import open_inside
 from lit_data.core.types import Doubles, Ints
+from lit_inspect.counts import counted
 
 _FILES = (
     "csv/metrics.csv",
@@ -140,7 +141,7 @@ def _read_rows(
     except csv.Error as error:
         notes.append(f"{name} ends early: {error}")
     if bad:
-        lines = "1 line is" if bad == 1 else f"{bad} lines are"
+        lines = counted(bad, "line is", "lines are")
         notes.append(f"{name}: {lines} damaged or truncated, and skipped")
 
 

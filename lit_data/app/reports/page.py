@@ -29,6 +29,7 @@ from lit_data.app.reports.pictures import Picture
 from lit_data.app.reports.results import draw_results, list_results, order_scores
 from lit_data.app.reports.runs import Run, describe_age
 from lit_data.app.result import format_value, read_number, split_stage
+from lit_inspect.counts import counted
 
 FILE = "report.html"
 _MOST_CHARTS = 40
@@ -80,7 +81,7 @@ def make_comparison(
     return _render(
         title=title,
         chips=[(kind, f"{count} {word}") for (kind, word), count in counts.items()],
-        facts=[f"{len(runs)} runs"],
+        facts=[counted(len(runs), "run")],
         notes=notes,
         lost=lost,
         pictures=pictures,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lit_data.app.untrusted import open_inside
 from lit_data.core.errors import first_line
+from lit_inspect.counts import counted
 
 _QUALITY = 80
 _MOST_PICTURES = 12
@@ -90,7 +91,8 @@ def read_pictures(
     if names is not None:
         paths = [path for path in paths if path.stem in names]
     if len(paths) > _MOST_PICTURES:
-        notes.append(f"{len(paths) - _MOST_PICTURES} more pictures are in the folder")
+        more = counted(len(paths) - _MOST_PICTURES, "more picture is", "more pictures are")
+        notes.append(f"{more} in the folder")
     pictures = []
     for path in paths[:_MOST_PICTURES]:
         try:

@@ -13,6 +13,7 @@ from lit_data.app.result import format_value, is_score, read_number, split_stage
 from lit_data.app.untrusted import as_dict
 from lit_data.core.types import Doubles
 from lit_data.datasets.good_names import choose_good_classes
+from lit_inspect.counts import counted
 
 _MOST_CLASSES = 30  # rows and columns of a table
 _MOST_POINTS = 1000  # of a curve
@@ -165,7 +166,8 @@ def tabulate_images(run: Run) -> ResultTable:
         by_split = [totals[split] for split in splits]
         rows.append(["all", *map(str, by_split), str(sum(by_split))])
     left_out = len(classes) - _MOST_CLASSES
-    note = f"{left_out} more classes are in splits.csv" if left_out > 0 else ""
+    more = counted(left_out, "more class is", "more classes are")
+    note = f"{more} in splits.csv" if left_out > 0 else ""
     return ResultTable("Images", ["class", *splits, "all"], rows, note)
 
 

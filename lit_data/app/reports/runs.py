@@ -25,6 +25,7 @@ from lit_data.app.untrusted import (
 )
 from lit_data.core.files import flatten
 from lit_data.core.plain import parse_json, parse_yaml
+from lit_inspect.counts import counted
 
 State = Literal["done", "failed", "unfinished"]
 
@@ -273,7 +274,7 @@ def describe_age(written_s: float, now_s: float | None = None) -> str:
     """Return when something was written, in local time and in words."""
     now_s = time.time() if now_s is None else now_s
     ago_s = max(0.0, now_s - written_s)
-    age = f"{ago_s:.0f} seconds"
+    age = counted(round(ago_s), "second")
     for unit_s, unit in ((60, "minutes"), (3600, "hours"), (86400, "days")):
         if ago_s >= 2 * unit_s:
             age = f"{ago_s / unit_s:.0f} {unit}"

@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from lit_data.core.errors import ConfigError
 from lit_data.core.temp import kernel_lock
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ def holding_gpus(folder: Path, gpus: Sequence[str], count: int) -> Iterator[dict
         while len(names := _try_gpus(folder, gpus, count, holding)) < count:
             holding.close()  # or two jobs could wait for each other's
             if not is_waiting:
-                log.info("waiting for %d of %d GPUs", count, len(gpus))
+                log.info("waiting for %d of %s", count, counted(len(gpus), "GPU"))
                 is_waiting = True
             time.sleep(POLL_S)
         yield {"CUDA_VISIBLE_DEVICES": ",".join(names)}

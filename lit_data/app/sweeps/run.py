@@ -21,6 +21,7 @@ from lit_data.app.sweeps.process import end_descendants
 from lit_data.app.sweeps.records import read_records, settle
 from lit_data.core.errors import ConfigError, DataError, LitDataError
 from lit_data.core.files import refuse_links
+from lit_inspect.counts import counted
 
 
 def run_sweep(
@@ -188,7 +189,7 @@ def _raise_failure(folder: Path, error: Exception | None) -> None:
     failed = [record for record in records if record.status != "done"]
     if failed:
         first = failed[0]
-        counts = f"{len(failed)} of {len(records)} jobs did not finish"
+        counts = f"{len(failed)} of {counted(len(records), 'job')} did not finish"
         text = f"{counts}; job {first.number}: {first.status}: {first.reason}"
         raise make_error(first, text) from error
     if error is not None:

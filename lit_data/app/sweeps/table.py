@@ -19,6 +19,7 @@ from lit_data.app.result import KEYS, find_summary, is_score, print_table, read_
 from lit_data.app.sweeps.options import choose_direction, choose_metric, explain_metric
 from lit_data.app.sweeps.records import JobRecord, read_records, settle
 from lit_data.core.files import write_json, write_table
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ def print_jobs(
         headings,
         rows,
         texts=["overrides", "status", "reason"],
-        title=f"{title}: {len(jobs)} jobs",
+        title=f"{title}: {counted(len(jobs), 'job')}",
         caption=f"* best {columns[0]}" if best is not None else None,
     )
 
@@ -262,7 +263,7 @@ def draw_sweep(path: Path, jobs: Sequence[ReportedJob], metric: str, *, title: s
     axis.tick_params(axis="x", labelsize=8)
     axis.grid(axis="both", alpha=0.3)
     remark = " (x: no result)" if measured < len(jobs) else ""
-    figure.suptitle(f"{title}: {measured} of {len(jobs)} jobs{remark}", fontsize=11)
+    figure.suptitle(f"{title}: {measured} of {counted(len(jobs), 'job')}{remark}", fontsize=11)
     figure.savefig(path)
     log.info("picture: %s", path)
 

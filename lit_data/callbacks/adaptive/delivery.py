@@ -22,6 +22,7 @@ from lit_data.callbacks.device_memory import MemoryGauge
 from lit_data.callbacks.loader_facts import read_loader
 from lit_data.core.batch_form import batch_tensors, slice_batch
 from lit_data.core.out_of_memory import is_out_of_memory
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -125,10 +126,10 @@ class Delivery:
 
     def _leave_on_host(self, active: ActiveBatch, whole: Any) -> Any:  # noqa: ANN401
         self._tell(
-            "batches of %d samples leave too little memory for their steps on %s: they are "
+            "batches of %s leave too little memory for their steps on %s: they are "
             "split on the host, where hooks get them; set a smaller data.loader.batch_size to "
             "have hooks run on the device",
-            active.samples,
+            counted(active.samples, "sample"),
             self._device,
         )
         active.to_device = partial(move_data_to_device, device=self._device)

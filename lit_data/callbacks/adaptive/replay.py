@@ -14,7 +14,7 @@ and one of an evaluation in this one::
     strategy.batch_to_device      Replay.receive
     strategy.validation_step      EvaluationSteps.step          calls Replay.run, Replay.finish and Replay.grow
 
-(``test_step`` and ``predict_step`` likewise). With manual optimisation a module's ``add_gradients`` stands in the
+(``test_step`` and ``predict_step`` likewise). With manual optimization a module's ``add_gradients`` stands in the
 place of the closure: `ManualSteps.add_gradients`.
 """
 
@@ -42,6 +42,7 @@ from lit_data.core.errors import BatchMemoryError, ConfigError
 from lit_data.core.lightning_internals import number_batch, results_of
 from lit_data.core.out_of_memory import is_out_of_memory, make_memory_error, repeat
 from lit_data.core.size_search import SizeLimits, SizeSearch
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +195,7 @@ class Replay:
         self.ooms += 1
         text = str(error).split("\n")[0]
         values = {"size": float(active.size), "index": float(active.index)}
-        event = Event("oom", f"{active.size} samples ran out of memory: {text}", values)
+        event = Event("oom", f"{counted(active.size, 'sample')} ran out of memory: {text}", values)
         announce(self.trainer, event, error)
         return text
 
@@ -219,9 +220,9 @@ class Replay:
             raise make_memory_error(_describe_no_room(active, failed_size, text, reading))
         active.search.fail(failed_size, reading.limit_bytes)
         log.warning(
-            "batch %d: %d samples at once ran out of memory; continuing with %d",
+            "batch %d: %s at once ran out of memory; continuing with %d",
             active.index,
-            failed_size,
+            counted(failed_size, "sample"),
             active.size,
         )
         self._announce_size(active)
@@ -251,7 +252,8 @@ class Replay:
 
     def _announce_size(self, active: ActiveBatch) -> None:
         counts = active.counts()
-        text = f"{counts[0]} samples go through the model at once"
+        samples = counted(counts[0], "sample goes", "samples go")
+        text = f"{samples} through the model at once"
         values = {"size": float(counts[0]), "pieces": float(len(counts))}
         announce(self.trainer, Event("batch_size", text, values))
 
@@ -392,7 +394,7 @@ def _describe_no_room(active: ActiveBatch, size: int, text: str, reading: Memory
 
 
 def _describe_batch_norm(active: ActiveBatch) -> str:
-    """Message that batch norm has nothing to normalise in a micro-batch of one sample."""
+    """Message that batch norm has nothing to normalize in a micro-batch of one sample."""
     counts = ", ".join(map(str, active.counts()))
     return (
         f"batch {active.index}: {active.samples} samples run in micro-batches of {counts}, "

@@ -15,6 +15,7 @@ from lit_data.callbacks.events import Event, announce
 from lit_data.core.checks import check_choice, check_share
 from lit_data.core.errors import ConfigError
 from lit_data.core.types import ResizableLoader
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +140,7 @@ class Resizing:
         log.info("batch size %d instead of %d", size, before)
         self.loader.batch_size = size
         self._sizes.add(size)
-        text = f"the loader's batches have {size} samples instead of {before}"
+        text = f"the loader's batches have {counted(size, 'sample')} instead of {before}"
         values = {"size": float(size), "pieces": 1.0}
         announce(self.replay.trainer, Event("batch_size", text, values))
 

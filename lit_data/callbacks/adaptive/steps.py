@@ -200,7 +200,7 @@ class EvaluationSteps:
 
 @runtime_checkable
 class MicroBatchModule(Protocol):
-    """A module with manual optimisation whose step stays the same however it cuts a batch.
+    """A module with manual optimization whose step stays the same however it cuts a batch.
 
     Attributes:
         micro_batch_size: Samples that go through its nets at once; none: the whole batch.
@@ -226,7 +226,7 @@ class ManualSteps:
     """Stands around ``add_gradients`` of a module, and halves its ``micro_batch_size``.
 
     What is repeated is one half of a step, between an optimizer's last step and its next: its
-    gradients are emptied, and all else is put back as in automatic optimisation.
+    gradients are emptied, and all else is put back as in automatic optimization.
 
     Args:
         replay: Has the batch.

@@ -20,6 +20,7 @@ from lit_data.callbacks.memory.record import format_bytes, read_tree
 from lit_data.core.batch_form import walk_tensors
 from lit_data.core.errors import causes_of
 from lit_data.core.machine import available_memory_bytes
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -136,8 +137,8 @@ class SeenBatch(NamedTuple):
 
     def __str__(self) -> str:
         shapes = ", ".join(f"{list(shape)} {_name(dtype)}" for shape, dtype in self.shapes)
-        samples = self.samples or "unknown"
-        return f"{self.stage} batch {self.number}: {samples} samples: {shapes or 'no tensors'}"
+        samples = counted(self.samples, "sample") if self.samples else "unknown samples"
+        return f"{self.stage} batch {self.number}: {samples}: {shapes or 'no tensors'}"
 
 
 class PostMortems:
@@ -285,7 +286,7 @@ def _tabulate_memory(trainer: Trainer, device: torch.device, reading: MemoryRead
     }
     tree = read_tree()
     if tree is not None:
-        totals[f"host  {tree.processes} processes"] = tree.pss_bytes
+        totals[f"host  {counted(tree.processes, 'process', 'processes')}"] = tree.pss_bytes
         totals["host  of it shared memory"] = tree.shared_bytes
     if device.type == "cuda":  # on a CPU the resident set holds far more than tensors
         visible_bytes = sum(tensor.nbytes for tensor in tensors if tensor.device == device)

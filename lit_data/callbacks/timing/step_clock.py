@@ -216,7 +216,7 @@ def _split_wait(seconds: dict[Part, float], assembled_s: float) -> Seconds:
 
 
 def attach(clock: StepClock, trainer: Trainer, pl_module: LightningModule) -> Callable[[], None]:
-    """Let a clock follow the training steps of a Trainer, with automatic or manual optimisation.
+    """Let a clock follow the training steps of a Trainer, with automatic or manual optimization.
 
     The caller's hooks ``on_before_backward``, ``on_after_backward`` and
     ``on_before_optimizer_step`` are for ``backward``, for what was on before it, and for

@@ -31,12 +31,13 @@ README = """Stripe samples, made by lit_data (lit_data.datasets.synthetic). Synt
 
 train/, val/, test/   images of a striped web under a line camera; channels as stored: target, ref1, ref2.
                       The references are neighboring repeats of the pattern, up to 1 px out of register.
-test_masks/           same file stems, 255 where the target has a true defect, else 0.
+test_masks/           the same file stems; 255 where the target has a true defect, 0 elsewhere.
 defects.json          every defect of the test images: kind, channels, box_px = [top, left, bottom, right] with ends
-                      excluded, and whether it is true (in the target alone) or a distractor (not in the mask).
-samples.json          what the set was made from, and the size of each file. Without it the set is made again.
+                      excluded, and whether it is true (only in the target) or a distractor (not in the mask).
+samples.json          what the dataset was made from, and the size of each file. If it is missing, the dataset is
+                      made again.
 
-train/ and val/ are free of defects: they are synthesised during training.
+train/ and val/ have no defects: training synthesizes them.
 """
 
 

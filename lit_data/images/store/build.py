@@ -36,6 +36,7 @@ from lit_data.images.store.files import explain_errors, is_there, keep_private, 
 from lit_data.images.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts, StoreIndex
 from lit_data.images.store.pixels import WHOLE, BandLayout, StoreOptions
 from lit_data.images.store.sources import SourceTable, describe_change, list_sources
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -275,7 +276,8 @@ def _check_space(folder: Path, needed_bytes: int, images: int) -> None:
     free_bytes = shutil.disk_usage(folder).free
     needed = decimal(needed_bytes)
     free = decimal(free_bytes)
-    log.info("store: %d images, %s (%s free) in %s", images, needed, free, show_path(folder))
+    count = counted(images, "image")
+    log.info("store: %s, %s (%s free) in %s", count, needed, free, show_path(folder))
     if needed_bytes > free_bytes:
         raise no_space(folder, needed_bytes, free_bytes, "checked before writing")
 
@@ -320,7 +322,8 @@ def write_store(
         folder.finish(KIND, VERSION, recipe.key, facts.as_meta())
     except ValueError as error:
         raise DataError(
-            f"{len(bad)} bad images are too many to skip; the first: {bad[0][1]}"
+            f"{counted(len(bad), 'bad image is', 'bad images are')} too many to skip; the first: "
+            f"{bad[0][1]}"
         ) from error
     source_paths = (path for number in survey.images for path in sources[number].paths)
     keep_private(temp, source_paths)

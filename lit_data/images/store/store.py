@@ -31,6 +31,7 @@ from lit_data.images.store.pixels import (
     StoreOptions,
 )
 from lit_data.images.store.sources import SourceTable
+from lit_inspect.counts import counted, counted_of
 
 log = logging.getLogger(__name__)
 
@@ -161,9 +162,10 @@ class DecodedStore(StoredImages):
         options = BuildOptions(on_bad, wait_s, rebuild, progress, store or WHOLE)
         opened = cls(build_store(sources, Path(folder), decoder, options))
         bad = list_problems(opened.skipped)
-        bad.warn_if_any(log, f"{len(bad)} of {len(sources)} images are bad and skipped")
+        skipped = counted_of(len(bad), len(sources), "image", "is", "are")
+        bad.warn_if_any(log, f"{skipped} bad and skipped")
         for note, images in opened.notes.items():
-            log.info("%s: %d images: %s", show_path(folder), images, note)
+            log.info("%s: %s: %s", show_path(folder), counted(images, "image"), note)
         return opened
 
     def __len__(self) -> int:

@@ -1,1 +1,1 @@
-"""Anomaly detection: what good images look like, and how far others are from that."""
+"""Anomaly detection: learn what good images look like, and score how far other images are from them."""

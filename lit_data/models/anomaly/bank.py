@@ -19,19 +19,20 @@ _GRAPH_ROWS = 512  # of the bank at a time, in a graph that is exported
 
 
 class MemoryBank(Normality):
-    """Features of good images themselves, a place scoring as its distance to the nearest (PatchCore).
+    """Bank of features of good images; the score of a place is its distance to the nearest (PatchCore).
 
     Roth et al., "Towards total recall in industrial anomaly detection", CVPR 2022: maps of all
-    scales are joined at the finest, and a coreset of the features of all training images is the
-    bank. It knows no places, so images may be of any size, and parts may lie anywhere.
+    scales are joined at the finest scale, and the bank is a coreset of the features of all training
+    images. It ignores positions, so images may have any size, and parts may be anywhere.
 
     Args:
-        size: Most rows of the bank, of 4 bytes for each channel.
-        candidates: Most features that the bank is chosen from, a uniform sample of all.
-        whiten: True measures distances of Mahalanobis, by the covariance of the candidates, so that
-            neither a map nor what features have in common outweighs the rest; False is for
-            encoders that learned a metric of their own.
-        seed: Of the sample and of the coreset.
+        size: Largest number of rows of the bank, each with 4 bytes per channel.
+        candidates: Largest number of features from which the bank is chosen, a uniform sample of
+            all.
+        whiten: Measure Mahalanobis distances with the covariance of the candidates, so that neither
+            one map nor correlated features outweigh the rest; False for encoders that learned a
+            metric.
+        seed: Seed of the sample and of the coreset.
 
     Raises:
         ConfigError: An option is out of its range.
@@ -63,7 +64,7 @@ class MemoryBank(Normality):
 
     @override
     def fit(self) -> None:
-        """Choose the bank from what it holds and the candidates."""
+        """Choose the bank from its current rows and the candidates."""
         device = self.bank.device
         rows = self.candidates.rows
         if self.whiten and not self.is_fitted:
@@ -103,10 +104,10 @@ def _join(maps: Sequence[Tensor]) -> Tensor:
 
 
 def find_whitening(rows: Tensor) -> Tensor:
-    """Return what rows are multiplied by so that their distances are those of Mahalanobis.
+    """Return the matrix that turns Euclidean distances of rows into Mahalanobis distances.
 
-    Correlations are shrunk by 3 %, so that few rows are enough and directions in which good images
-    hardly differ do not outweigh all else.
+    Correlations are shrunk by 3 %, so that few rows are enough, and directions in which good images
+    hardly differ do not outweigh all others.
 
     Args:
         rows: [N, D] float32.
@@ -127,20 +128,20 @@ def find_whitening(rows: Tensor) -> Tensor:
 
 
 def choose_coreset(rows: Tensor, count: int, *, seed: int = 0) -> Tensor:
-    """Choose rows so that none is far from all that are chosen.
+    """Choose rows so that every row is near a chosen one.
 
     Greedy k-center: each time the farthest row.
 
     Distances are taken after a random projection to 64 dimensions (Johnson and Lindenstrauss,
     1984), as in Roth et al., "Towards total recall in industrial anomaly detection", CVPR 2022,
     after Sener and Savarese, "Active learning for convolutional neural networks: a core-set
-    approach", ICLR 2018. Most steps look at the farthest rows alone: as long as one of them is
-    farther than all others were, it is the farthest of all.
+    approach", ICLR 2018. Most steps look only at the farthest rows: while one of them is farther
+    than all others were, it is the farthest of all.
 
     Args:
         rows: [N, D] float32.
-        count: How many; all where there are no more.
-        seed: Of the projection and of the first row.
+        count: Number of rows to choose; all rows if there are no more.
+        seed: Seed of the projection and of the first row.
 
     Returns:
         [min(N, count)] int64 numbers of the rows, in the order they were chosen; rows equal to
@@ -197,15 +198,15 @@ def _square_distances(rows: Tensor, centers: Tensor) -> Tensor:
 
 
 def find_distances(rows: Tensor, bank: Tensor, *, chunk_bytes: int = 2**26) -> Tensor:
-    """Euclidean distance of each row to the nearest row of a bank, in bounded memory on any device.
+    """Return the Euclidean distance of each row to the nearest row of a bank, in bounded memory.
 
     Args:
         rows: [N, D] float.
         bank: [M, D] float, M at least 1.
-        chunk_bytes: Of the distances that are in memory at a time; a row is the least.
+        chunk_bytes: Size of the distances that are in memory at a time; at least one row.
 
     Returns:
-        [N] float32; NaN for rows that hold NaN.
+        [N] float32; NaN for rows that contain NaN.
     """
     with torch.autocast(rows.device.type, enabled=False):
         rows = rows.float()

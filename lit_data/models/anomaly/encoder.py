@@ -20,24 +20,24 @@ _FLOOR = 0.05  # in standard deviations of the image: weaker responses are noise
 
 
 class TextureEncoder(nn.Module):
-    """Fixed oriented filters, and a small learned map of what they say, at strides of 4 and 8 px.
+    """Fixed oriented filters, and a small learned map of their outputs, at strides of 4 and 8 px.
 
-    The filters are pairs of even and odd Gabor functions of six angles in four octaves; of their
-    amplitudes, averaged, the logarithm is taken (Bruna and Mallat, "Invariant scattering
-    convolution networks", PAMI 2013, first order); means, extremes and colors stand beside them.
-    The learned maps, one for each scale, make a metric of these numbers; they were trained on
-    textures that were drawn from random numbers. Nothing looks farther than its
-    kernels, so that a tile has the features of the whole image.
+    The filters are pairs of even and odd Gabor functions of six angles in four octaves; their
+    averaged amplitudes are log-scaled (Bruna and Mallat, "Invariant scattering convolution
+    networks", PAMI 2013, first order); means, extremes and colors are added. The learned
+    maps, one for each scale, make a metric of these numbers; they were trained on textures drawn
+    from random numbers. The receptive field is limited to the kernels, so a tile has the same
+    features as the whole image.
 
     Args:
-        weights: `default` for those that come with the package; a file of a state dict, which only
-            plain data is read of; `None` for random ones.
-        width: Features of each scale.
-        hidden: Width of the layer between.
+        weights: `default`: the weights of the package; a file with a state dict, from which only
+            plain data is read; `None`: random weights.
+        width: Number of features of each scale.
+        hidden: Width of the hidden layer.
 
     Raises:
         ConfigError: A width is not positive.
-        DataError: The weights are no file.
+        DataError: The weights are not a file.
         StoreError: The file does not hold all weights of this encoder.
     """
 
@@ -67,7 +67,7 @@ class TextureEncoder(nn.Module):
 
     @override
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Features of images.
+        """Return features of images.
 
         Args:
             images: [B, 3, H, W] with sides that are multiples of 8, of mean 0 and standard
@@ -83,7 +83,7 @@ class TextureEncoder(nn.Module):
         return [self.fine(fine), self.coarse(coarse)]
 
     def describe(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Describe each place by the fixed filters: [B, 34, H / 4, W / 4] and [B, 39, H / 8, W / 8].
+        """Return the fixed features of each place: [B, 34, H / 4, W / 4] and [B, 39, H / 8, W / 8].
 
         The numbers of a place, in their order:
 
@@ -230,7 +230,7 @@ def blur(maps: Tensor, sigma: float) -> Tensor:
 
 
 def pad_reflected(maps: Tensor, left: int, right: int, top: int, bottom: int) -> Tensor:
-    """Reflect-pad [B, C, H, W]; where a side is too short for that, its last value is repeated."""
+    """Reflect-pad [B, C, H, W]; if a side is too short for that, its last value is repeated."""
     if torch.compiler.is_exporting():  # which cannot ask how long a side is
         return _pad_by_index(maps, (top, bottom), (left, right))
     is_long = maps.shape[3] > max(left, right) and maps.shape[2] > max(top, bottom)

@@ -1,4 +1,4 @@
-"""`PlaceGaussians`: a Gaussian of the features of good images at each place, and of whole images."""
+"""`PlaceGaussians`: a Gaussian of good features at each place, and one of whole images."""
 
 from collections.abc import Sequence
 
@@ -18,24 +18,24 @@ _LEAST_DISTANCE = 1e-6
 
 
 class PlaceGaussians(Normality):
-    """A Gaussian of the features of good images at each place, as parts lie alike in all images.
+    """A Gaussian of good features at each place, for parts that have the same position in all images.
 
     Defard et al., "PaDiM: a patch distribution modeling framework for anomaly detection and
-    localization", ICPR Workshops 2021, at each scale of the encoder by itself; and one more Gaussian
-    for the mean and standard deviation of the finest features of whole images, after Rippel et al.,
-    "Modeling the distribution of normal data in pre-trained deep features for anomaly detection",
-    ICPR 2020, which sees what changes an image all over. Distances are those of Mahalanobis, and
-    each scale counts as a multiple of what 95 % of good images stay below, so that none outweighs
-    another; their mean is the distance of a place. How far a good training image is, is found as if
-    the others alone had been fitted, in closed form.
+    localization", ICPR Workshops 2021, separately at each scale of the encoder; and another
+    Gaussian for the mean and standard deviation of the finest features of whole images, after
+    Rippel et al., "Modeling the distribution of normal data in pre-trained deep features for
+    anomaly detection", ICPR 2020, which detects changes of the whole image. Distances are
+    Mahalanobis distances, divided by the value below which 95 % of good images are at that scale,
+    so that no scale outweighs another. Their mean is the distance of a place. The distance of a
+    training image is computed as if only the other images had been fitted, in closed form.
 
-    Takes images of one size. Fitted again, it goes by the new images alone.
+    All images must have the same size. Fitting again uses only the new images.
 
     Args:
-        images: Most good images that it is fitted on, a uniform sample of all. They are in memory
-            while training: 150 kB each for maps of EfficientNet-Lite0 at 256 x 256 px.
-        width: Features at each place; maps of more channels are projected to as many, at random.
-        seed: Of the sample and of the projections.
+        images: Largest number of good images to fit, a uniform sample of all. They are in memory
+            during training: 150 kB each for maps of EfficientNet-Lite0 at 256 x 256 px.
+        width: Number of features at each place; maps with more channels are projected at random.
+        seed: Seed of the sample and of the projections.
 
     Raises:
         ConfigError: An option is below 1.
@@ -64,7 +64,7 @@ class PlaceGaussians(Normality):
 
     @override
     def add(self, maps: Sequence[Tensor]) -> None:
-        """Let images take part in the sample.
+        """Add images to the sample.
 
         Raises:
             ConfigError: They are not of the size of those before.
@@ -86,13 +86,13 @@ class PlaceGaussians(Normality):
         self.scales = nn.ModuleList(scales).to(self.limit.device)
 
     def describe(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """Features of each scale, the last of whole images.
+        """Return the features of each scale; the last ones are of whole images.
 
         Args:
             maps: As for `add`.
 
         Returns:
-            [B, h_i, w_i, D_i] of each.
+            [B, h_i, w_i, D_i] for each scale.
 
         Raises:
             ConfigError: The maps are not as many, as wide or as large as before.
@@ -110,7 +110,7 @@ class PlaceGaussians(Normality):
 
     @override
     def fit(self) -> None:
-        """Learn from the sample, which stays: an epoch may be validated more than once.
+        """Fit the sample, and keep it, because an epoch may be validated more than once.
 
         Raises:
             ConfigError: There is one image alone.

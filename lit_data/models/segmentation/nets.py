@@ -50,7 +50,7 @@ class UNet(nn.Module):
     Ronneberger et al., MICCAI 2015.
 
     Unlike the original, convolutions keep the size, scales are halved by the stride of a
-    convolution, and the way up is bilinear, which leaves no chequerboard. Sides that 2^depth does
+    convolution, and the way up is bilinear, which leaves no checkerboard. Sides that 2^depth does
     not divide are padded by repeating the edge, and the padding is cut off again. Weights lie
     channels last; the head runs in float32 under autocast, too.
 
@@ -285,7 +285,7 @@ class CompareNet(nn.Module):
     both agree on, are all that the convolutions see; so they learn what a difference looks like,
     not what the stripes look like.
 
-    There is no normalization layer: the input is normalised already, and the result for a sample
+    There is no normalization layer: the input is normalized already, and the result for a sample
     then does not depend on its batch, whether in training or in micro-batches.
 
     Args:

@@ -31,7 +31,7 @@ Along = Literal["rows", "columns", "both"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line(Family):
-    """Whole rows or columns that are drawn towards black (dead) or white (hot).
+    """Whole rows or columns that are drawn toward black (dead) or white (hot).
 
     Args:
         weight: See `Family`.
@@ -99,7 +99,7 @@ class Line(Family):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scratch(Family):
-    """A curve whose width tapers towards its ends, solid or interrupted.
+    """A curve whose width tapers toward its ends, solid or interrupted.
 
     Args:
         weight: See `Family`.

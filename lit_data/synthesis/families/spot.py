@@ -221,7 +221,7 @@ class Relief(Family):
     """A Gaussian bump (positive) or pit (negative).
 
     It is bright on the side that faces the light and dark on the other. The brightness of a flat
-    Lambertian surface changes with its slope towards the light; the slope of a Gaussian is
+    Lambertian surface changes with its slope toward the light; the slope of a Gaussian is
     steepest one sigma from its top, where the change is `amplitude`.
 
     Args:
@@ -230,7 +230,7 @@ class Relief(Family):
         contrast: See `Family`.
         sigma_px: Standard deviation along the longer axis.
         elongation: Longer axis over shorter one.
-        light_deg: Direction of the light, from the x axis towards the y axis; none draws it for
+        light_deg: Direction of the light, from the x axis toward the y axis; none draws it for
             each defect.
     """
 

@@ -50,6 +50,7 @@ from lit_data.wings.detection.source import (
 )
 from lit_data.wings.detection.synthetic import SyntheticObjects, check_synthesis
 from lit_data.wings.detection.windows import WholeImage, WindowDataset, Windows
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -403,8 +404,8 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             level = logging.DEBUG if self._run.loaders else logging.WARNING
             log.log(
                 level,
-                "no mosaics: the run has %d epochs, and the last %d epochs have none",
-                most,
+                "no mosaics: the run has %s, and the last %d have none",
+                counted(most, "epoch"),
                 self.mosaic.close_epochs,
             )
         return max(0, most - self.mosaic.close_epochs)

@@ -49,6 +49,7 @@ from lit_data.datasets.splits import (
 from lit_data.images.discovery import check_inside, find_images
 from lit_data.images.header_scan import SKIPPING, OnBad
 from lit_data.images.read_options import DEFAULT_READ, ReadOptions
+from lit_inspect.counts import counted, counted_of
 
 log = logging.getLogger(__name__)
 
@@ -212,7 +213,7 @@ def find_detection_files(
     members, frames = _measure(folder, listing.members, read)
     damaged = Problems() if examine is None else examine(folder.locate(members))
     if len(damaged):
-        heading = f"{len(damaged)} of {len(members)} images are bad"
+        heading = counted_of(len(damaged), len(members), "image", "is bad", "are bad")
         folder.faults.take(damaged.make_error(heading, SKIPPING))
     try:
         labels = _read_labels(folder, listing.labels, members, frames, classes, difficult)
@@ -267,7 +268,10 @@ def _open_folder(
         patterns = ["*/images/**/*" if _has_image_folders(root) else "**/*"]
     listing = find_images(root, patterns=patterns, exclude=exclude, leftovers=leftovers)
     leftovers.add(
-        "images are outside of the folders of images", leftovers.outside, "move them there"
+        "image is outside of the folders of images",
+        "images are outside of the folders of images",
+        leftovers.outside,
+        "move them there",
     )
     for pattern in _SIDE_FILES:
         for path in root.glob(pattern):
@@ -319,7 +323,8 @@ def _find_labels(
             if labels is not None:
                 return labels
     if is_open and unlabelled:
-        log.info("%s: %d images without labels", show_path(folder.root), len(folder.names))
+        images = counted(len(folder.names), "image")
+        log.info("%s: %s without labels", show_path(folder.root), images)
         return _Labels("none", (), {})
     folder.faults.raise_if_any()  # such as labels that fit no image
     add_label_files(folder.leftovers, folder.root, "boxes", with_unknown=True)
@@ -355,7 +360,8 @@ def _match_files(folder: _Folder, label_format: LabelFormat, *, is_beside: bool)
     )
     # Beside images lies other text too; XML without an image has lost it.
     if not is_beside or (files and suffix == ".xml"):
-        heading = f"{len(problems)} label files match none of {len(folder.names)} images"
+        unmatched = counted(len(problems), "label file matches", "label files match")
+        heading = f"{unmatched} none of {counted(len(folder.names), 'image')}"
         folder.faults.add(problems, heading)
     return files
 
@@ -365,7 +371,7 @@ def _find_splits(folder: _Folder, splits: Splits, coco: Sequence[CocoFile]) -> N
     is_by_file = splits == "auto" and any(file.split for file in coco)
     if is_by_file and not find_lists(folder.root, folder.names, _LIST_FOLDERS):
         numbers = split_by_file(coco, folder.index)
-        rule = "are not in the COCO file of any split"
+        rule = "not in the COCO file of any split"
         return complete_splits(numbers, len(folder.names), rule, is_open=True)
     return find_named_splits(
         folder.names,
@@ -389,14 +395,20 @@ def _list_members(
     if not numbers:
         folder.faults.raise_if_any()
         raise DataError(
-            f"{show_path(folder.root)}: none of its {len(folder.names)} images is in a list or COCO file"
+            f"{show_path(folder.root)}: none of its {counted(len(folder.names), 'image')} is in a list "
+            "or COCO file"
         )
     unnamed = set(range(len(folder.names))) - numbers
     if named is not None:
         named.add_left_out(folder.leftovers, folder.names)
         unnamed -= set(named.left_out.tolist())
     left_out = [folder.names[number] for number in sorted(unnamed)]
-    folder.leftovers.add("images are not in any COCO file", left_out, "they are skipped")
+    folder.leftovers.add(
+        "image is not in any COCO file",
+        "images are not in any COCO file",
+        left_out,
+        "they are skipped",
+    )
     return sorted(numbers)
 
 
@@ -434,7 +446,7 @@ def _measure(
             problems.add(folder.root / folder.names[number], str(frame))
         else:
             good[number] = frame
-    heading = f"{len(problems)} of {len(members)} images are bad"
+    heading = counted_of(len(problems), len(members), "image", "is bad", "are bad")
     if not good:  # a dataset of which nothing is left cannot go on
         folder.faults.take(problems.make_error(heading))
         folder.faults.raise_if_any()

@@ -16,6 +16,7 @@ from lit_data.datasets.balanced_splits import ImageSplitter
 from lit_data.images.decoders import ImageSource, MaskDecoder
 from lit_data.images.header import describe_size_mismatch, read_header
 from lit_data.wings.detection.files import DetectionFiles
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -144,9 +145,9 @@ def _read_mask(decoder: MaskDecoder, mask: Path, image: Path, size_px: Size) -> 
 
 
 def _report(problems: Problems, files: InspectionFiles, good: int) -> None:
-    heading = f"{len(problems)} images with masks are bad"
+    heading = counted(len(problems), "image with a mask is bad", "images with masks are bad")
     if files.on_bad == "skip" and good:
-        problems.warn_if_any(log, f"{heading}; they are skipped")
+        problems.warn_if_any(log, f"{heading}: skipped")
     else:
         problems.raise_if_any(heading)
 

@@ -52,6 +52,7 @@ from lit_data.wings.detection.datamodule import DetectionDataModule
 from lit_data.wings.detection.exported_net import describe_boxes
 from lit_data.wings.detection.model.module import DetectionModule
 from lit_inspect.boxes import LEAST_SCORE, Objects, join_windows, score_image
+from lit_inspect.counts import counted
 from lit_inspect.regions import round_score
 from lit_inspect.verdicts import DEFECT, GOOD
 
@@ -431,7 +432,7 @@ class BoxWriter(BankWriter):
             boxes = boxes._replace(corners=boxes.corners / step)
             show_boxes(cell, image, boxes, self.class_names)
             row = self._table.make_row(entry, number, is_found=bool(entry.rows))
-            count = f"{len(entry.rows)} object{'s' if len(entry.rows) != 1 else ''}"
+            count = counted(len(entry.rows), "object")
             title = f"{PurePath(entry.image).name[-32:]}\n{describe_row(row)}, {count}"
             cell.set_title(title, fontsize=8, color="crimson" if is_wrong(row) else "black")
         path = self._folder / "predictions.png"

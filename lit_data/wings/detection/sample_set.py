@@ -36,11 +36,12 @@ SMALLEST_SIDE_PX = 64  # room for a few defects
 README = """Detection samples, made by lit_data (lit_data.wings.detection.sample_set). Synthetic, CC0: free to use.
 
 images/train, val, test   PNG, R, G, B: scratches, stains and pits on colored surfaces. One image in ten is tall, one
-                          is wide, one in twelve has no defect.
+                          in ten is wide, and one in twelve has no defect.
 labels/train, val, test   YOLO text with the stems of the images: class cx cy w h, in fractions of the image. A box
-                          holds the pixels that show the defect.
-data.yaml                 names of the classes, folders of the splits.
-samples.json              what the set was made from, and the size of each file. Without it the set is made again.
+                          contains the pixels that show the defect.
+data.yaml                 names of the classes, and folders of the splits.
+samples.json              what the dataset was made from, and the size of each file. If it is missing, the dataset
+                          is made again.
 """
 
 

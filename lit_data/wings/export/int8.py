@@ -68,7 +68,7 @@ def choose_precision(encoded: bytes, cfg: DictConfig, options: Int8Options) -> b
         options: Bounds.
 
     Raises:
-        ConfigError: The net cannot be quantised, or validation does not log the score.
+        ConfigError: The net cannot be quantized, or validation does not log the score.
     """
     datamodule = build_datamodule(cfg)
     datamodule.setup("fit")
@@ -126,7 +126,7 @@ def encode_int8(path: Path, batches: list[Floats]) -> bytes:
         batches: Inputs of its graph for the calibration.
 
     Raises:
-        ConfigError: The net cannot be quantised, or gives no answers in int8.
+        ConfigError: The net cannot be quantized, or gives no answers in int8.
     """
     from lit_inspect import InspectError
     from lit_inspect.board import NET, encode_array, encode_board, read_board

@@ -210,7 +210,7 @@ def quantise(graph: bytes, batches: Sequence[Floats]) -> bytes:
     """Return a graph whose convolutions compute in int8.
 
     Weights are int8 for each output channel, activations uint8 in the ranges that the batches
-    span (static quantisation; B. Jacob et al., "Quantization and training of neural networks for
+    span (static quantization; B. Jacob et al., "Quantization and training of neural networks for
     efficient integer-arithmetic-only inference", CVPR 2018). Convolutions of few channels, sums and
     all that follows the last convolution stay in float32.
 
@@ -219,7 +219,7 @@ def quantise(graph: bytes, batches: Sequence[Floats]) -> bytes:
         batches: Inputs like those to come.
 
     Raises:
-        ConfigError: onnxruntime cannot quantise it.
+        ConfigError: onnxruntime cannot quantize it.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process

@@ -23,6 +23,7 @@ from lit_data.datasets.patch_source import GridPatches, RandomPatches, make_padd
 from lit_data.datasets.split_names import find_split_folder
 from lit_data.images.bank import ImageBank
 from lit_data.images.discovery import check_inside
+from lit_inspect.counts import counted, counted_of
 
 Views = Literal["none", "folders", "sheet"]
 """Each image is a sample by itself; a folder is an object, and its images are views; an image is a sheet of views."""
@@ -229,7 +230,8 @@ def check_views(counts: Mapping[str, int]) -> int:
     needed = "the same square number of views"
     if _is_square(usual):
         needed = f"{usual} views as the others have"
-    raise problems.make_error(f"{len(wrong)} of {len(counts)} objects do not have {needed}")
+    do_not = counted_of(len(wrong), len(counts), "object", "does not", "do not")
+    raise problems.make_error(f"{do_not} have {needed}")
 
 
 def find_classes(objects: Sequence[str], *, in_splits: bool) -> list[str]:
@@ -248,7 +250,8 @@ def find_classes(objects: Sequence[str], *, in_splits: bool) -> list[str]:
             outside.append((name, "is not in a folder"))
     if outside:
         raise list_problems(outside).make_error(
-            f"data.labels=folders needs a folder for each class; {len(outside)} are not in any"
+            f"data.labels=folders needs a folder for each class; "
+            f"{counted(len(outside), 'is', 'are')} not in any"
         )
     return classes
 
@@ -415,5 +418,6 @@ class GANDataset(BankDataset):
             problems.append((self.bank.name(number), f"{height} x {width} px"))
         if problems:
             raise list_problems(problems).make_error(
-                f"{len(problems)} images are not of {list(self.image_px)} px for each view"
+                counted(len(problems), "image is", "images are")
+                + f" not of {list(self.image_px)} px for each view"
             )

@@ -48,12 +48,13 @@ MOST_TILES = 16
 README = """Objects seen from several sides, made by lit_data (lit_data.wings.gan.sample_set). Synthetic, CC0.
 
 train, val, test / ellipsoid, box, cylinder, cone, torus
-                        PNG, R, G, B: one sheet of k x k views for each object. From left to right the azimuth grows,
-                        from top to bottom the elevation.
+                        PNG, R, G, B: one sheet of k x k views for each object. The azimuth grows from left to right,
+                        the elevation from top to bottom.
 views.json              k (tiles), the azimuth of the first view and where the circle ends, the lowest and the highest
                         elevation, in degrees. The camera looks at the middle of the object; lit_data.wings.gan
                         has its distance and its field of view.
-samples.json            what the set was made from, and the size of each file. Without it the set is made again.
+samples.json            what the dataset was made from, and the size of each file. If it is missing, the dataset is
+                        made again.
 """
 
 

@@ -28,6 +28,7 @@ from lit_data.wings.quality.bounds import count_needed, lower_rate, upper_rate
 from lit_data.wings.quality.calibrate import open_split, read_own_options
 from lit_data.wings.quality.detection_curve import DetectionCurve, fit_curve
 from lit_data.wings.quality.targets import Bench, Target
+from lit_inspect.counts import counted, counted_of
 
 log = logging.getLogger(__name__)
 
@@ -182,10 +183,10 @@ def warn_of_few_images(images: int, targets: int) -> None:
     needed = count_needed(1 - _FOUND, _CONFIDENCE)
     if images < needed:
         log.warning(
-            "only %d good images carry all %d targets of a family, and hits on one image are "
+            "only %s all %d targets of a family, and hits on one image are "
             "similar: a90/95 holds for these images and may be too small for others; it needs "
             "at least %d images: give more good parts with images=all data.root=FOLDER",
-            images,
+            counted(images, "good image carries", "good images carry"),
             targets,
             needed,
         )
@@ -201,10 +202,9 @@ def warn_of_false_calls(calls: int, images: int) -> None:
     rate = calls / images
     if rate > 1 - _FOUND:
         log.warning(
-            "%d of %d good images are false alarms, so defects on them count as found: at a90 "
+            "%s, so defects on them count as found: at a90 "
             "only %.0f %% are found on their own; train longer, or calibrate again",
-            calls,
-            images,
+            counted_of(calls, images, "good image", "is a false alarm", "are false alarms"),
             100 * max(0.0, (_FOUND - rate) / (1 - rate)),
         )
 

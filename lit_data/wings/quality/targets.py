@@ -88,7 +88,7 @@ class _Drawn(NamedTuple):
 
 
 class Bench:
-    """Good patches of held-out images, and the judgement of what is drawn into them.
+    """Good patches of held-out images, and the judgment of what is drawn into them.
 
     Args:
         datamodule: After `setup`.

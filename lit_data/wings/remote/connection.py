@@ -22,6 +22,7 @@ from lit_data.core.errors import ConfigError, DataError, first_line, list_proble
 from lit_data.core.hosts import check_resolved
 from lit_data.images.scope import SUMS_NAME, Scope, parse_list
 from lit_data.wings.remote.faults import insist, too_large
+from lit_inspect.counts import counted
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -292,7 +293,11 @@ class ListedConnection(Connection):
         missing = sorted(sums.keys() - infos.keys())
         if missing:
             faults = [(self.address.name(file), "listed, but missing") for file in missing]
-            headline = f"{len(missing)} files of {list_address} are missing"
+            headline = counted(
+                len(missing),
+                f"file of {list_address} is missing",
+                f"files of {list_address} are missing",
+            )
             raise list_problems(faults).make_error(headline)
         return sums
 

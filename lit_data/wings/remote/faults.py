@@ -16,6 +16,7 @@ from typing import TypeVar
 from lit_data.core.addresses import RemoteOptions
 from lit_data.core.errors import DataError, LitDataError, StoreSpaceError, causes_of
 from lit_data.core.secrets import WHERE_CREDENTIALS_BELONG, redact
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ async def insist(call: Callable[[], Awaitable[T]], what: str, options: RemoteOpt
         if not fault.passes:
             raise DataError(f"{what}: {fault.text}")
     raise UnreachableError(
-        f"{what}: {fault.text}, {options.retries + 1} times; try again later, or raise "
+        f"{what}: {fault.text}, {counted(options.retries + 1, 'time')}; try again later, or raise "
         "data.remote.retries or data.remote.timeout_s"
     )
 

@@ -20,6 +20,7 @@ from lit_data.core.progress import ProgressBar
 from lit_data.images.store.files import write_all
 from lit_data.wings.remote.connection import Connection, RemoteFile, call_each
 from lit_data.wings.remote.faults import ACCESS_ADVICE, BrokenReadError, UnreachableError
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -183,9 +184,7 @@ class Fetcher:
             if text.endswith(ACCESS_ADVICE):
                 advice = ACCESS_ADVICE.removeprefix("; ")
             problems.add(self.connection.address.name(name), text.removesuffix(ACCESS_ADVICE))
-        headline = (
-            f"{len(problems)} of {len(files)} files of {self.connection.address} could not be read"
-        )
+        headline = f"{len(problems)} of {counted(len(files), 'file')} of {self.connection.address} could not be read"
         raise problems.make_error(headline, advice)
 
     async def _try(self, numbered: tuple[int, RemoteFile]) -> None:

@@ -28,6 +28,7 @@ from lit_data.wings.remote.connection import Connection, RemoteFile
 from lit_data.wings.remote.faults import UnreachableError
 from lit_data.wings.remote.fetching import Fetcher, Manifest
 from lit_data.wings.remote.transport import ServerTransport
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -219,9 +220,9 @@ class Mirror:
                 "choose another folder with paths.cache=<folder>"
             )
         log.info(
-            "%s: %d files, %s; %d to read (%s), %d gone; mirror in %s",
+            "%s: %s, %s; %d to read (%s), %d gone; mirror in %s",
             self.address,
-            len(files),
+            counted(len(files), "file"),
             decimal(total_bytes),
             len(todo),
             decimal(todo_bytes),
@@ -231,10 +232,10 @@ class Mirror:
         unversioned = sum(not file.version for file in files.values())
         if unversioned:
             log.warning(
-                "%s: for %d files the server gives neither ETag nor time, so changes of equal "
+                "%s: for %s the server gives neither ETag nor time, so changes of equal "
                 "size are not noticed",
                 self.address,
-                unversioned,
+                counted(unversioned, "file"),
             )
 
     def _is_complete(self) -> bool:

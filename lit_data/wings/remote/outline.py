@@ -29,6 +29,7 @@ from lit_data.wings.remote.connection import Connection, RemoteFile
 from lit_data.wings.remote.faults import UnreachableError
 from lit_data.wings.remote.fetching import Fetcher, Manifest, choose_mtime_ns
 from lit_data.wings.remote.transport import ServerTransport
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class Outline:
             for file in files:
                 _put_stand_in(folder / file.name, file)
             outline = cls(folder, temp, files, server)
-            log.info("%s: %d files, read as they are needed", address, len(files))
+            log.info("%s: %s, read when needed", address, counted(len(files), "file"))
             beside = [str(folder / file.name) for file in early]
             with opening_with(folder, outline.open_file), outline.holding(beside):
                 yield outline

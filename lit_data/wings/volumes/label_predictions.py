@@ -27,6 +27,7 @@ from lit_data.wings.volumes.files.writing import write_volume
 from lit_data.wings.volumes.joined_windows import WindowBlend
 from lit_data.wings.volumes.scores import average_scores, score_class
 from lit_data.wings.volumes.views import LabelledSlices, cut_labelled, draw_labelled
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class LabelWriter(InputVolumesWriter):
         count = len(self._classes) + 1
         if outputs.shape[1] != count:
             raise ConfigError(
-                f"the model has {outputs.shape[1]} classes, but {count} are needed, for the "
+                f"the model has {counted(outputs.shape[1], 'class', 'classes')}, but {count} are needed, for the "
                 f"background and {', '.join(self._classes)}"
             )
         check_probabilities(outputs)

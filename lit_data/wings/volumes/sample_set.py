@@ -12,7 +12,7 @@ from lit_data.core.types import Bools, Bytes, Doubles, Floats, Triple
 from lit_data.datasets.synthetic.sample_set import SampleSpec, open_streams
 
 TUMOUR = 1
-"""The label of every tumour; all else is 0."""
+"""The label of every tumor; all else is 0."""
 
 _AIR_HU = -1000.0
 _FAT_HU = -100.0
@@ -35,10 +35,11 @@ README = """CT samples, made by lit_data (lit_data.wings.volumes.sample_set). Sy
 
 train, val, test
   ct_NNNN.npy           int16 Hounsfield units [z, y, x]: a trunk of fat and muscle with lungs, vessels, spine, ribs
-                        and, in two lungs of three, a tumour
-  ct_NNNN_labels.npy    uint8 [z, y, x]: 1 where a tumour is
-                        A .npy file holds no spacing: voxels count as 1 mm.
-samples.json            what the set was made from, and the size of each file. Without it the set is made again.
+                        and, in two lungs of three, a tumor
+  ct_NNNN_labels.npy    uint8 [z, y, x]: 1 where a tumor is
+                        A .npy file has no spacing: voxels count as 1 mm.
+samples.json            what the dataset was made from, and the size of each file. If it is missing, the dataset is
+                        made again.
 """
 
 

@@ -37,6 +37,7 @@ from lit_data.wings.volumes.files.sources import VolumeSource
 from lit_data.wings.volumes.files.sparse import SparseVolume, VolumeBank, index_dtype
 from lit_data.wings.volumes.files.sparse_file import SUFFIX, StoredVolume, make_key
 from lit_data.wings.volumes.files.sparse_store import Write, open_writer
+from lit_inspect.counts import counted_of
 
 _KIND = "volume shards"
 _VERSION = 2
@@ -148,12 +149,13 @@ def publish_volumes(
             volumes.append(result)
     if missing:
         raise DataError(
-            f"{writer.transport}: {len(missing)} of {len(sources)} volumes are not written with "
+            f"{writer.transport}: "
+            f"{counted_of(len(missing), len(sources), 'volume', 'is', 'are')} not written with "
             f"these options, such as {show_path(missing[0])}: run their parts again, or "
             "prepare.shards without a part, which writes what is missing"
         )
     if sources and (part is None or on_bad == "error"):
-        raise_bad(bad, len(sources), on_bad, what="volumes")
+        raise_bad(bad, len(sources), on_bad, what="volume")
     counts = {
         "volumes": len(volumes),
         "skipped": len(bad),

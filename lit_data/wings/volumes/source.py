@@ -29,6 +29,7 @@ from lit_data.wings.volumes.files.sparse import VolumeBank
 from lit_data.wings.volumes.files.sparse_store import SparseStore
 from lit_data.wings.volumes.sample_set import CTSampleSpec
 from lit_data.wings.volumes.shards import ShardedVolumeRoot, publish_volumes
+from lit_inspect.counts import counted, counted_of
 
 log = logging.getLogger(__name__)
 SampleKind = Literal["points", "windows"]
@@ -71,16 +72,21 @@ class CTVolumes:
         has_labels = np.array(self.bank.has_labels, np.bool_)
         if not has_labels.any():
             raise ConfigError(
-                f"none of {len(has_labels)} volumes has labels: put them next to NAME as "
+                f"none of {counted(len(has_labels), 'volume')} has labels: put them next to NAME as "
                 "NAME_labels, NAME_seg or NAME_mask, or in a folder labelsTr next to imagesTr"
             )
         labelled_numbers = numbers[has_labels[numbers]]
         unlabelled = Problems()
         for number in numbers[~has_labels[numbers]].tolist():
             unlabelled.add(self.bank.name(number), "no labels next to it")
-        unlabelled.warn_if_any(
-            log, f"{len(unlabelled)} of {len(numbers)} volumes have no labels and are skipped"
+        skipped = counted_of(
+            len(unlabelled),
+            len(numbers),
+            "volume",
+            "has no labels and is skipped",
+            "have no labels and are skipped",
         )
+        unlabelled.warn_if_any(log, skipped)
         return labelled_numbers
 
     def find_room(self, max_points: int | None) -> int:
@@ -286,7 +292,7 @@ class CTSource(Source):
                 "put them next to NAME as NAME_labels, NAME_seg or NAME_mask, or in a folder "
                 "labelsTr next to imagesTr"
             )
-            self.leftovers.add("volumes have no labels", unlabelled, cure)
+            self.leftovers.add("volume has no labels", "volumes have no labels", unlabelled, cure)
 
     def _open_bank(self) -> tuple[Sequence[VolumeSource], VolumeBank]:
         if self.shards is not None:
@@ -311,9 +317,11 @@ class CTSource(Source):
             for path, fault in error.problems:
                 bad_names.add(path, fault)
             raise bad_names.make_error(
-                f"{len(bad_names)} bad names and volumes under {show_path(self.folder)}"
+                counted(len(bad_names), "bad name or volume", "bad names and volumes")
+                + f" under {show_path(self.folder)}"
             ) from error
-        bad_names.raise_if_any(f"{len(bad_names)} bad names under {show_path(self.folder)}")
+        names = counted(len(bad_names), "bad name")
+        bad_names.raise_if_any(f"{names} under {show_path(self.folder)}")
         return sources, store
 
     def check(self) -> dict[str, int]:
@@ -336,9 +344,9 @@ class CTSource(Source):
                 problems.add(source.path, self._describe_too_few(count))
             else:
                 points += count
-        headline = f"{len(problems)} of {len(sources)} volumes are bad"
+        headline = counted_of(len(problems), len(sources), "volume", "is bad", "are bad")
         if bad_names:
-            headline = f"{len(bad_names)} names and {headline}"
+            headline = f"{counted(len(bad_names), 'name')} and {headline}"
         bad_names.extend(problems)
         bad_names.raise_if_any(headline)
         labelled = sum(source.labels is not None for source in sources)
@@ -377,7 +385,8 @@ class CTSource(Source):
         too_few: list[int] = np.flatnonzero(bank.counts < self.min_points).tolist()
         for number in too_few:
             problems.add(bank.name(number), self._describe_too_few(int(bank.counts[number])))
-        headline = f"{len(too_few)} of {len(bank)} volumes have too few points"
+        volumes = counted_of(len(too_few), len(bank), "volume", "has", "have")
+        headline = f"{volumes} too few points"
         if self.too_few == "error":
             cure = (
                 "choose data.window to match their values, lower data.min_points, or set "
@@ -388,7 +397,7 @@ class CTSource(Source):
         return set(too_few)
 
     def _describe_too_few(self, count: int) -> str:
-        return f"{count} foreground voxels, fewer than data.min_points={self.min_points}"
+        return f"{counted(count, 'foreground voxel')}, fewer than data.min_points={self.min_points}"
 
 
 def _find_good(sources: Sequence[VolumeSource], bank: VolumeBank) -> list[int]:

@@ -21,11 +21,12 @@ JPEG_QUALITY = 90
 
 README = """Backgrounds for watermarks, made by lit_data (lit_data.wings.watermarks.sample_set). Synthetic, CC0.
 
-train/, val/, test/   page_*.png     grey: a heading, paragraphs and pictures; words without meaning
-                      photo_*.jpg    colour: sky, hills, balls
-                      texture_*.png  grey: surfaces
-                      Of ten images five are pages, four photographs, one is a texture. No image has a watermark.
-samples.json          what the set was made from, and the size of each file. Without it the set is made again.
+train/, val/, test/   page_*.png     gray: a heading, paragraphs and pictures; the words have no meaning
+                      photo_*.jpg    color: sky, hills, balls
+                      texture_*.png  gray: surfaces
+                      Half of the images are pages, 40 % photographs, 10 % textures. No image has a watermark.
+samples.json          what the dataset was made from, and the size of each file. If it is missing, the dataset is
+                      made again.
 """
 
 

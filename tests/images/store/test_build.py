@@ -454,5 +454,5 @@ def test_a_store_of_good_images_serves_both_rules(images: Path, first: str, seco
     assert build(images, on_bad=second, rebuild=False).key == key
     (images / "1.npy").write_text("no image")
     build(images, on_bad="skip")
-    with pytest.raises(DataError, match=r"1.npy(.|\n)*1 of 6 images are bad"):
+    with pytest.raises(DataError, match=r"1.npy(.|\n)*1 of 6 images is bad"):
         build(images, on_bad="error")

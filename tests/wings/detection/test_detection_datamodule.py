@@ -388,7 +388,7 @@ def test_damaged_images_are_listed_or_left_out_with_their_boxes(cache: str, tmp_
     damaged.write_bytes(damaged.read_bytes()[:-300])
     with pytest.raises(DataError, match=r"2\.png"):
         _data(cache, root=str(root))
-    with pytest.raises(DataError, match=r"2\.png(.|\n)*1 of 6 images are bad"):
+    with pytest.raises(DataError, match=r"2\.png(.|\n)*1 of 6 images is bad"):
         _data(cache, root=str(root), setup=False).check_sources()
     data = _data(cache, root=str(root), on_bad="skip", mosaic=None)
     assert [Path(path).stem for path in data.files.images] == ["0", "1", "3", "4", "5"]
@@ -476,7 +476,7 @@ def test_a_check_lists_labels_and_damaged_images_together(cache: str, tmp_path: 
         _data(cache, root=str(root), setup=False).check_sources()
     names = [Path(path).name for path, _ in caught.value.problems]
     assert names == ["2.png", "3.txt", "3.txt"]
-    assert "1 of 6 images are bad; 2 problems with labels" in str(caught.value)
+    assert "1 of 6 images is bad; 2 problems with labels" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_bad_files_are_listed_or_left_out_with_their_object(
     assert data.table.objects == ("A", "C")
     assert (data.describe()["skipped"], data.describe()["train_samples"]) == (1, 8)
     data.check_sources()
-    assert "1 of 12 images are bad and skipped" in caplog.text
+    assert "1 of 12 images is bad and skipped" in caplog.text
     bad.write_bytes((tmp_path / "A" / "2.png").read_bytes())
     lru = _data(cache, cache="lru", **options)
     assert torch.equal(first(lru, "predict", 4)["image"], first(data, "predict", 4)["image"])

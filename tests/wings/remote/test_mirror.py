@@ -335,7 +335,7 @@ def test_a_list_of_sums_is_used_and_left_out(remote: MemoryFileSystem, fetch: Op
         fetch()
     assert sorted(_files(fetch(checksums=False))) == ["a/1.png", "a/2.png", "notes.txt"]
     remote.pipe("/set/SHA256SUMS", b"0" * 64 + b"  missing.png\n")
-    message = r"missing\.png(.|\n)*1 files of memory://set/SHA256SUMS are missing"
+    message = r"missing\.png(.|\n)*1 file of memory://set/SHA256SUMS is missing"
     with pytest.raises(DataError, match=message):
         fetch()
 

@@ -134,7 +134,7 @@ def test_an_ended_run_goes_on_and_names_bad_volumes(
         make(root, tmp_path, on_bad="skip").source.publish(str(address), 1)
     monkeypatch.setattr(FolderTransport, "put", put)
     (root / "9.npy").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"9.npy(?s:.)*1 of 5 volumes are bad"):
+    with pytest.raises(DataError, match=r"9.npy(?s:.)*1 of 5 volumes is bad"):
         make(root, tmp_path).source.publish(str(address), 1)
     for cache in ("cache", "another machine"):
         report = make(root, tmp_path / cache, on_bad="skip").source.publish(str(address), 1)

@@ -281,7 +281,7 @@ def test_volumes_without_labels_are_predicted_and_not_trained_on(
     _save(tmp_path / "set", "b_seg", labels)
     data = _data(tmp_path / "set", tmp_path / "cache")
     assert first(data, "train", 3)["volume_index"].tolist() == [1, 1, 1]
-    assert "a.nii.gz: no labels next to it\n1 of 2 volumes have no labels" in caplog.text
+    assert "a.nii.gz: no labels next to it\n1 of 2 volumes has no labels" in caplog.text
     assert set(first(data, "predict", 12)["volume_index"].tolist()) == {0}
     assert draw_labels(data, Threshold(), first(data, "train", 3), tmp_path / "a.png", "t", count=2)
     batch = first(data, "train", 3)

@@ -169,7 +169,7 @@ def test_masks_of_a_folder_take_the_place_of_drawn_watermarks(cache: str, folder
     assert "cover" in mixed.dataset("train").fields
     assert "mask" in mixed.dataset("test").fields
     (folder / "masks" / "2.png").unlink()
-    with pytest.raises(DataError, match="1 images without a mask"):
+    with pytest.raises(DataError, match="1 image without a mask"):
         _data(cache, synthesis=None, **options)
 
 

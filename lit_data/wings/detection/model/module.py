@@ -22,6 +22,7 @@ from lit_data.wings.detection.model.seams import WindowObjects, score_objects
 from lit_data.wings.detection.model.targets import Truths, detection_loss, read_truths
 from lit_data.wings.detection.windows import MarkedBoxes
 from lit_inspect.boxes import LEAST_SCORE
+from lit_inspect.counts import counted
 
 Suppression = Literal["hard", "soft"]
 
@@ -149,7 +150,7 @@ class DetectionModule(JudgedModule):
             return
         if len(names) > net_classes:
             raise ConfigError(
-                f"the dataset has {len(names)} classes, but the net has {net_classes}: set "
+                f"the dataset has {counted(len(names), 'class', 'classes')}, but the net has {net_classes}: set "
                 f"model.net.classes={len(names)}"
             )
 
@@ -322,10 +323,10 @@ def _check_limits(limits_px: Sequence[float]) -> None:
 
 def _check_channels(net: nn.Module, datamodule: object) -> None:
     net_channels = getattr(net, "channels", None)
-    image_channels = getattr(getattr(datamodule, "bank", None), "channels", net_channels)
+    image_channels: Any = getattr(getattr(datamodule, "bank", None), "channels", net_channels)
     if net_channels != image_channels and isinstance(net_channels, int):
         raise ConfigError(
-            f"images have {image_channels} channels, but the net needs {net_channels}: set "
+            f"images have {counted(image_channels, 'channel')}, but the net needs {net_channels}: set "
             f"model.net.channels={image_channels}, or data.read.gray_to_rgb=true for gray images"
         )
 

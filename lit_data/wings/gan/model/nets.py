@@ -53,7 +53,7 @@ class StyleNet(nn.Module):
 
 
 class StyledBlock(nn.Module):
-    """Two convolutions, each normalised within its image and then scaled and shifted by a style.
+    """Two convolutions, each normalized within its image and then scaled and shifted by a style.
 
     Args:
         inputs: Channels.
@@ -210,7 +210,7 @@ class ConvGenerator(nn.Module):
     """From latents to images, by convolutions between steps that double the size.
 
     A perceptron turns latent, label and pose into a style, which scales and shifts the features of
-    each layer after they are normalised within their image (Karras et al., "A style-based generator
+    each layer after they are normalized within their image (Karras et al., "A style-based generator
     architecture", CVPR 2019); images are summed up over the sizes (Karras et al., "Analyzing and
     improving the image quality of StyleGAN", CVPR 2020). No image sees another.
 
@@ -288,7 +288,7 @@ class ConvDiscriminator(nn.Module):
     """From images to scores, by residual blocks that halve the size; above 0 for what looks real.
 
     Label and pose come in at the end, as a product with the features (Miyato and Koyama, "cGANs
-    with projection discriminator", ICLR 2018). No image sees another, and nothing is normalised.
+    with projection discriminator", ICLR 2018). No image sees another, and nothing is normalized.
 
     Args:
         image_px: Height and width, or both in one number; halving them must lead to 4 to 7 px in

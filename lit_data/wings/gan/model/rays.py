@@ -217,7 +217,7 @@ def find_rays(
         aspect: Width of the image by its height.
 
     Returns:
-        Origins [B, 3], and directions [B, R, 3] whose part towards the origin has length 1.
+        Origins [B, 3], and directions [B, R, 3] whose part toward the origin has length 1.
     """
     azimuth, elevation = poses.unbind(1)
     x = elevation.cos() * azimuth.cos()

@@ -43,6 +43,7 @@ from lit_data.wings.remote.shards.index import PLACE, Shard, ShardIndex, join_ke
 from lit_data.wings.remote.shards.packed import pack, unpack
 from lit_data.wings.remote.shards.writer import READERS, Holding, Packing, SetWriter
 from lit_data.wings.remote.transport import open_transport
+from lit_inspect.counts import counted_of
 
 if TYPE_CHECKING:
     from lit_data.datamodules.source import Source
@@ -181,7 +182,8 @@ class _ImagePublisher:
                 reference = Reference(some[good[0]], rows[good[0]])
                 return reference, count_group_images(rows[good], self.options.shard_bytes)
             all_bad += bad
-        raise list_problems(all_bad).make_error(f"{len(all_bad)} of {len(sources)} images are bad")
+        headline = counted_of(len(all_bad), len(sources), "image", "is bad", "are bad")
+        raise list_problems(all_bad).make_error(headline)
 
     def _cut_groups(self, sources: Sequence[ImageSource], group_images: int) -> list[Group]:
         options = self.options
@@ -209,7 +211,8 @@ class _ImagePublisher:
         if missing:
             first_name = self.images.names[missing[0].paths[0]]
             raise DataError(
-                f"{self.writer.transport}: {len(missing)} of {len(groups)} groups of images are "
+                f"{self.writer.transport}: "
+                f"{counted_of(len(missing), len(groups), 'group', 'of images is', 'of images are')} "
                 f"not written with these options, the first begins with {show_path(first_name)}: "
                 "run their parts again, or prepare.shards without a part, which writes what is "
                 "missing"

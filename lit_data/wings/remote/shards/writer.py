@@ -16,6 +16,7 @@ from lit_data.images.roots import Encoding
 from lit_data.images.store.files import explain_errors, write_tar
 from lit_data.wings.remote.shards.index import FORMAT, PACKED_SUFFIX, POINTER, Packed, Shard
 from lit_data.wings.remote.transport import Transport
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -151,8 +152,9 @@ class SetWriter:
         if any(shard.packed is not None for shard in shards):
             numbers["decoded_bytes"] = sum(shard.nbytes for shard in shards)
             size += f", decoded {decimal(numbers['decoded_bytes'])}"
-        counts = len(shards), size, kept_count
-        log.info("%s: %s%d shards, %s; %d were there", self.transport, what, *counts)
+        written = counted(len(shards), "shard")
+        text = "%s: %s%s, %s; %d were there"
+        log.info(text, self.transport, what, written, size, kept_count)
         return numbers
 
     def has(self, shard: Shard) -> bool:

@@ -90,7 +90,7 @@ def choose_labelled(
     """Choose the labeled voxels that may lie in the middle of a random window.
 
     Args:
-        index: Labelled voxels of the volume.
+        index: Labeled voxels of the volume.
         spec: All of them, or with `balanced` those of one class, each equally likely.
         words: See `draw_words`.
 

@@ -25,6 +25,7 @@ from lit_data.wings.volumes.files.dicom import (
 from lit_data.wings.volumes.files.labels import pair_labels, say_labels
 from lit_data.wings.volumes.files.single_files import open_nifti, open_npy, open_npz
 from lit_data.wings.volumes.files.volume import Volume
+from lit_inspect.counts import counted
 
 Kind = Literal["npy", "npz", "nifti", "dicom"]
 SUFFIXES: dict[str, Kind] = {
@@ -115,7 +116,7 @@ def find_volumes(
     bad_paths = set(problems.skipped)
     volumes = [volume for volume in volumes if bad_paths.isdisjoint(volume.all_files)]
     if bad_names is None or not volumes:
-        problems.raise_if_any(f"{len(problems)} bad names under {show_path(root)}")
+        problems.raise_if_any(f"{counted(len(problems), 'bad name')} under {show_path(root)}")
     else:
         bad_names.extend(problems)
     if not volumes:

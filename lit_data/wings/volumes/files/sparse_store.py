@@ -35,6 +35,7 @@ from lit_data.wings.volumes.files.sparse_file import (
     make_key,
     write_volume,
 )
+from lit_inspect.counts import counted, counted_of
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class SparseStore(VolumeBank):
         paths, skipped = build.run(on_bad)
         store = cls(paths, skipped)
         list_problems(skipped).warn_if_any(
-            log, f"{len(skipped)} of {len(sources)} volumes are bad and skipped"
+            log, counted_of(len(skipped), len(sources), "volume", "is", "are") + " bad and skipped"
         )
         if progress:
             log.info("sparse store in %s: %s", show_path(build.folder), store)
@@ -194,7 +195,7 @@ class _Build:
         skipped = []
         for number, fault in sorted(faults.items()):
             skipped.append((self.sources[number].path, fault))
-        raise_bad(skipped, len(self.sources), on_bad, what="volumes")
+        raise_bad(skipped, len(self.sources), on_bad, what="volume")
         paths = [target for number, target in enumerate(targets) if number not in faults]
         return paths, tuple(skipped)
 
@@ -216,7 +217,11 @@ class _Build:
         if self.progress and missing:
             shown_folder = show_path(self.folder)
             log.info(
-                "%s: %s in %d volumes, %d processes", shown_folder, task, len(missing), processes
+                "%s: %s in %s, %s",
+                shown_folder,
+                task,
+                counted(len(missing), "volume"),
+                counted(processes, "process", "processes"),
             )
         faults: dict[int, str] = {}
         with open_writer(processes) as write:

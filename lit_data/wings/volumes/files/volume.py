@@ -12,6 +12,7 @@ from lit_data.core.errors import ConfigError, DataError
 from lit_data.core.opening import naming
 from lit_data.core.types import Array, Spacing, Triple
 from lit_data.wings.volumes.files.hounsfield import StoredScale
+from lit_inspect.counts import counted
 
 MAX_SLICE_BYTES = 2**30
 SLAB_BYTES = 2 * 2**20
@@ -173,7 +174,7 @@ class FileVolume(Volume):
         z, y, x = np.unravel_index(int(is_finite.argmin()), slab.shape)
         count = slab.size - int(is_finite.sum()) + self._count_rest(begin + len(slab))
         raise DataError(
-            f"{count} NaN or infinite voxels, the first at z {begin + z}, y {y}, x {x}; "
+            f"{counted(count, 'NaN or infinite voxel')}, the first at z {begin + z}, y {y}, x {x}; "
             "data.nan_fill=0 replaces them"
         )
 

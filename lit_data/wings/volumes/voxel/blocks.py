@@ -73,7 +73,7 @@ class PointScatter(nn.Module):
 
 
 class VoxelResidual(nn.Module):
-    """Two convolutions added to their input; normalised within each volume, so none depends on its batch."""
+    """Two convolutions added to their input; normalized within each volume, so none depends on its batch."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

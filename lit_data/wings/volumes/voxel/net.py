@@ -20,6 +20,7 @@ from lit_data.wings.volumes.voxel.blocks import (
     read_between,
 )
 from lit_data.wings.volumes.voxel.points import Points, find_cells, find_key
+from lit_inspect.counts import counted
 
 _PRIOR = 0.1  # share of occupied cells that the untrained net expects
 
@@ -48,7 +49,7 @@ class PointVoxelNet(nn.Module):
 
     Encoder: a small perceptron on each point (features, and its place in its cell), their mean in
     each cell of a coarse grid over the volume (Qi et al., "PointNet", CVPR 2017; Liu et al.,
-    "Point-Voxel CNN", NeurIPS 2019), 3-D convolutions down to the latents; these may be quantised.
+    "Point-Voxel CNN", NeurIPS 2019), 3-D convolutions down to the latents; these may be quantized.
     Decoder: convolutions back up to the grid. A voxel is asked for by reading the grid between the
     cells around it, and a perceptron says whether it is occupied and its value (Peng et al.,
     "Convolutional occupancy networks", ECCV 2020). One more head says which cells hold anything, so
@@ -123,7 +124,7 @@ class PointVoxelNet(nn.Module):
         """
         if points.feats.shape[1] != self.channels:
             raise ConfigError(
-                f"the points have {points.feats.shape[1]} features: set model.net.channels to "
+                f"the points have {counted(points.feats.shape[1], 'feature')}: set model.net.channels to "
                 f"that, not {self.channels}"
             )
         latents = self.encoder(self.scatter(points))

@@ -93,7 +93,7 @@ def test_ways_of_lists_to_name_images(flat: Path, rows: str) -> None:
     assert by_name(found) == {"train": ["a", "b"], "val": ["d"], "test": []}
     assert found.labels.ends.tolist() == [1, 3, 3]
     assert (
-        "1 images are not in the list of any split: images/c.png; 'data.splits={train: 0.7, val: 0.15, test: 0.15}' uses all"
+        "1 image is not in the list of any split: images/c.png; 'data.splits={train: 0.7, val: 0.15, test: 0.15}' uses all"
         in (leftovers.describe())
     )
 
@@ -154,17 +154,17 @@ def test_row_49_names_without_an_image(flat: Path, texts: dict[str, str], messag
 
 def test_skip_leaves_out_bad_files(flat: Path, caplog: pytest.LogCaptureFixture) -> None:
     (flat / "images" / "b.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"b.png: not a PNG(.|\n)*1 of 4 images are bad"):
+    with pytest.raises(DataError, match=r"b.png: not a PNG(.|\n)*1 of 4 images is bad"):
         find_detection_files(flat)
     write(flat, labels__e=LINE, train="a\nb\nc", val="d")
-    with pytest.raises(DataError, match="1 label files match none"):
+    with pytest.raises(DataError, match="1 label file matches none"):
         find_detection_files(flat)
     found = find_detection_files(flat, on_bad="skip")
     assert by_name(found) == {"train": ["a", "c"], "val": ["d"], "test": []}
     assert found.splits == {"train": [0, 1], "val": [2], "test": []}
     assert found.labels.ends.tolist() == [1, 1, 1]
     assert "labels/e.txt" in caplog.text
-    assert "1 of 4 images are bad; they are skipped" in caplog.text
+    assert "1 of 4 images is bad; they are skipped" in caplog.text
 
 
 def test_the_size_is_that_of_the_image_as_it_is_read(tmp_path: Path) -> None:
@@ -352,8 +352,8 @@ def test_faults_of_every_kind_are_in_one_error(flat: Path) -> None:
         ("train.txt", "line 3"),
     ]
     headline = (
-        f"1 bad names under {flat}; 1 label files match none of 4 images; 1 problems with the lists of splits; "
-        "1 of 4 images are bad; 6 problems with labels"
+        f"1 bad name under {flat}; 1 label file matches none of 4 images; 1 problem with the lists of splits; "
+        "1 of 4 images is bad; 6 problems with labels"
     )
     assert caught.value.headline.removesuffix(":") == headline
 

@@ -70,7 +70,7 @@ def test_parts_give_what_one_process_gives(sets: Path, tmp_path: Path) -> None:
     assert (report["images"], report["skipped"]) == (16, 0)
     with pytest.raises(
         DataError,
-        match=r"1 of 3 groups of images are not written with these options.* images/00.png: run their parts",
+        match=r"1 of 3 groups of images is not written with these options.* images/00.png: run their parts",
     ):
         finish(sets / "photos", tmp_path / "b", address)
     assert not (address / "set.json").exists()
@@ -159,7 +159,7 @@ def test_damaged_notes_and_lost_shards_are_written_again(
     else:
         next((address / "shards").iterdir()).unlink()
     (address / "set.json").unlink()
-    with pytest.raises(DataError, match=r"1 of 3 groups of images are not written"):
+    with pytest.raises(DataError, match=r"1 of 3 groups of images is not written"):
         finish(sets / "photos", tmp_path / "cache", address)
     for number in range(PARTS):
         write_part(sets / "photos", tmp_path / "cache", address, number)

@@ -1,7 +1,7 @@
 """Reading level of pages and messages: ends with 1 if sentences are long, or if the field has another word.
 
-Sentences are those outside of code, tables and headings. Messages are the texts of errors, of log lines and of comments
-in the configuration. CONTRIBUTING.md explains the style.
+Sentences are those outside of code, tables and headings. Messages are the texts of errors, of log lines, of the
+``README.txt`` of synthetic datasets, and of comments in the configuration. CONTRIBUTING.md explains the style.
 """
 
 import ast
@@ -38,12 +38,14 @@ WORDS = {
     "labell(ed|ing)": "labeled, labeling",
     "lane": "inference thread",
     "lanes": "inference threads",
+    "learnt": "learned",
     "leaves? out": "skip",
     "left out": "skipped",
     "licences?": "license",
     "neighbour(s|ing)?": "neighbor",
     "normalisation|normalised?": "normalization, normalized",
     "occupied": "foreground",
+    "quantis(ed?|es|ation)": "quantized, quantization",
     "seen from all sides": "multi-view",
     "mirrored on": "reflect-padded",
     "pieces": "micro-batches, or parts",
@@ -53,6 +55,7 @@ WORDS = {
     "share of": "fraction of",
     "stands in": "is in",
     "surest": "with the highest score",
+    "synthesis(ed|ing)": "synthesized, synthesizing",
     "told": "logged",
     "says": "prints, logs or names",
     "survives?": "recovers from",
@@ -124,10 +127,16 @@ def list_messages(path: Path) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(text)):
         called = node.func if isinstance(node, ast.Call) else None
         name = getattr(called, "attr", getattr(called, "id", ""))
-        if isinstance(node, ast.Raise) or name in LOGGING:
+        if isinstance(node, ast.Raise) or name in LOGGING or assigns_readme(node):
             for part in ast.walk(node):
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):
                     yield part.lineno, part.value
+
+
+def assigns_readme(node: ast.AST) -> bool:
+    """Return True for the text of the README.txt of a dataset."""
+    target = node.targets[0] if isinstance(node, ast.Assign) else None
+    return isinstance(target, ast.Name) and target.id == "README"
 
 
 def count_unusual_messages() -> int:

@@ -1,4 +1,4 @@
-"""The ``.inspect`` file: a zip of stored parts behind which lies the SHA-256 of all bytes before it."""
+"""The ``.inspect`` file: a zip of uncompressed parts, followed by the SHA-256 of all previous bytes."""
 
 import hashlib
 import json
@@ -33,18 +33,18 @@ _LOCATOR_BYTES = 20  # before the end, where a zip has a second directory of 64 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """Parts of a file whose digests are right.
+    """Parts of a file whose digests have been checked.
 
     Attributes:
-        manifest: What ``inspect.json`` holds.
-        parts: Bytes of the others by name.
+        manifest: Content of ``inspect.json``.
+        parts: Bytes of the other parts, by name.
     """
 
     manifest: Mapping[str, Any]
     parts: Mapping[str, bytes]
 
     def load_array(self, name: str) -> NDArray[Any]:
-        """Return a part that is an array.
+        """Return a part as an array.
 
         Raises:
             KeyError: There is no such part.
@@ -83,14 +83,13 @@ def encode_board(manifest: Mapping[str, Any], parts: Mapping[str, bytes]) -> byt
 
 
 def read_board(path: str | os.PathLike[str]) -> Board:
-    """Read a file and hold it against its digests.
+    """Read a file, and check its digests.
 
-    Nothing is unpacked onto the disk, and nothing is decompressed: a part that is not stored as it
-    is, is refused.
+    Nothing is unpacked to disk or decompressed: compressed parts are refused.
 
     Raises:
         UsageError: There is no such file.
-        BoardError: It is damaged, no such file, or of a newer format.
+        BoardError: The file is damaged, has another format, or has a newer version of it.
     """
     path = Path(path)
     try:

@@ -1,4 +1,4 @@
-"""Types of the numbers and texts that a file states, with their ranges, and how they are read."""
+"""Types and ranges of the numbers and texts in a file, and how they are read."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any

@@ -37,13 +37,13 @@ class Box:
     """An object of an image.
 
     Attributes:
-        left: Edge of its box in px of the image, as are the next three.
-        top: See there.
-        right: See there.
-        bottom: See there.
+        left: Left edge of its box, px of the image.
+        top: Top edge, px.
+        right: Right edge, px.
+        bottom: Bottom edge, px.
         kind: Number of its class, from 0.
-        name: Of its class.
-        score: In 0..1.
+        name: Name of its class.
+        score: Score in 0..1.
     """
 
     left: float
@@ -74,7 +74,7 @@ class Objects(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Input of the net.
+    """An input of the net.
 
     Attributes:
         pixels: [C, h, w], as stored.
@@ -91,14 +91,15 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxRules:
-    """Samples that show an image to a detector, and what drops objects.
+    """Rules that cut an image into samples for a detector, and that drop objects.
 
     Attributes:
         sample_px: (height, width) of a sample.
-        stride_px: (down, right) from one window to the next; None where a sample shows a whole
-            image, as large as it fits.
+        stride_px: (down, right) from one window to the next; None if a sample shows a whole image,
+            scaled to fit.
         fill: Pixel value around an image.
-        iou_threshold: Of two objects of a class that overlap more, the surer one stays.
+        iou_threshold: If two objects of a class overlap more, only the one with the higher score
+            stays.
     """
 
     sample_px: Sides
@@ -115,7 +116,7 @@ class BoxRules:
                 raise ValueError(f"stride_px={stride} does not fit windows of {side} px")
 
     def sample(self, image: Rows) -> Iterator[Sample]:
-        """Yield the samples of an image, of large ones row by row."""
+        """Yield the samples of an image; those of large images row by row."""
         height, width = image.shape[1:]
         if self.stride_px is None:
             pixels = self.fit(image)
@@ -132,7 +133,7 @@ class BoxRules:
                 yield self._place(rows[:, :, left : left + window_width], (left, top), (0, 0))
 
     def fit(self, image: Rows) -> Pixels:
-        """Return an image as large as it fits into a sample, [C, h, w]."""
+        """Return an image scaled to fit into a sample, [C, h, w]."""
         return Scaling(self.sample_px, None).resize(image.read(0, image.shape[1]))
 
     def _place(self, pixels: Pixels, corner: tuple[int, int], origin: tuple[int, int]) -> Sample:
@@ -163,7 +164,7 @@ class BoxRules:
             min_area_px: Smallest area of a box in the image.
 
         Returns:
-            The objects in px of the image, the surest first, and the score of the image.
+            The objects in px of the image, sorted by descending score, and the score of the image.
         """
         parts = []
         frames = []
@@ -197,14 +198,14 @@ class BoxRules:
         return cut
 
     def thin(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return what a golden answer holds of [P, 4 + classes]: places spread over a sample."""
+        """Return the rows of [P, 4 + classes] that a golden answer holds, spread over a sample."""
         return values[:: -(-len(values) // _GOLDEN_PLACES)]
 
 
 def score_image(parts: Sequence[Objects]) -> float:
-    """Return the score of the surest box of an image; 0 where none is above `LEAST_SCORE`.
+    """Return the highest score of the boxes of an image; 0 if none is above `LEAST_SCORE`.
 
-    A box in a window counts though it yields to one of another window, which shows the same object.
+    A box that is dropped for one in another window counts too, because both show the same object.
 
     Args:
         parts: Objects of each sample of the image; those that lie beside the image have no area.
@@ -285,7 +286,7 @@ def _find_areas(boxes: NDArray[Any]) -> NDArray[Any]:
 
 
 def settle_drops(alive: Bools, edges: Ints) -> Bools:
-    """Return which boxes stay where some drop others: ``stays[j] = no i that stays drops j``.
+    """Find the boxes that stay if some drop others: ``stays[j] = no i that stays drops j``.
 
     Args:
         alive: [n] boxes that take part.
@@ -304,9 +305,9 @@ def settle_drops(alive: Bools, edges: Ints) -> Bools:
 def join_windows(parts: Sequence[Objects], frames: Ints, size_px: tuple[int, ...]) -> Objects:
     """Join the objects of the windows of an image, each found once.
 
-    A box that touches the edge of its window, inside the image, yields to one of another window that
-    covers half of it and is not cut itself. Of boxes of one class in two windows that overlap by
-    more than 0.4, the one with the higher score stays. Boxes of one window never drop each other.
+    A box that touches the edge of its window, inside the image, is dropped if an uncut box of
+    another window covers half of it. If boxes of one class in two windows overlap by more than 0.4,
+    the one with the higher score stays. Boxes of the same window never drop each other.
 
     Args:
         parts: Of each window, in px of the image.
@@ -314,7 +315,7 @@ def join_windows(parts: Sequence[Objects], frames: Ints, size_px: tuple[int, ...
         size_px: (height, width) of the image.
 
     Returns:
-        Those of the image, the highest score first.
+        The objects of the image, the highest score first.
     """
     counts = np.array([len(part.scores) for part in parts])
     joined = Objects(*(np.concatenate(column) for column in zip(*parts, strict=True)))

@@ -1,4 +1,4 @@
-"""Tables of boxes, those of `predict`: YOLO text of each image, and COCO of all of them."""
+"""Tables of boxes, equal to those of `predict`: YOLO text for each image, and COCO for all images."""
 
 import json
 from collections.abc import Sequence

@@ -1,11 +1,11 @@
-"""Drift of inputs: images that are unlike those of a calibration, whose bounds it withdraws.
+"""Drift of inputs: detect images that differ from those of a calibration, whose bounds then do not hold.
 
 Source: the test of Kolmogorov and Smirnov for two samples, with the approximation of its p-value by
 M. A. Stephens, "Use of the Kolmogorov-Smirnov, Cramér-Von Mises and related statistics without
 extensive tables", Journal of the Royal Statistical Society B 32 (1970).
 
-It takes images for independent: those of one lot, which are alike, differ from others a little
-sooner than it says, and a guarantee by image does not hold for them anyway.
+The test assumes independent images. Images of one lot are similar, so drift is reported slightly
+too often, and a guarantee for each image does not hold for them anyway.
 """
 
 import math
@@ -44,7 +44,7 @@ class Guarantee:
     features: Annotated[tuple[tuple[float, float, float], ...], Field(min_length=1)]
 
     def find_drift(self, features: Floats) -> str | None:
-        """Return the feature in which images differ most from the calibration; None if alike.
+        """Return the feature in which images differ most from the calibration; None if none differs.
 
         Args:
             features: [m, 3] of images in their order, see `describe`.
@@ -53,7 +53,7 @@ class Guarantee:
 
 
 def find_drift(reference: Floats, features: Floats) -> str | None:
-    """Return the feature in which images differ most from a reference; None if they are alike.
+    """Return the feature in which images differ most from a reference; None if none differs.
 
     Blocks of equal length, of `BLOCK` images or somewhat more, are compared in their order. A short
     last block would often be of one kind or lot.

@@ -6,7 +6,7 @@ _LONGEST = 200
 
 
 class InspectError(Exception):
-    """Base of all of them; the text is one line, without codes that a terminal would obey."""
+    """Base of all errors; the text is one line, without terminal control codes."""
 
     exit_code: ClassVar[int] = 1
 
@@ -15,23 +15,23 @@ class InspectError(Exception):
 
 
 class UsageError(InspectError):
-    """A wrong argument: an array of another form, a folder that is not there."""
+    """A wrong argument, such as an array of another shape, or a missing folder."""
 
     exit_code = 2
 
 
 class ImageError(InspectError):
-    """An image is bad."""
+    """A bad image."""
 
     exit_code = 3
 
 
 class AnswerError(ImageError):
-    """The net gives no answer for an image, or none that a verdict can be read from."""
+    """An image for which the net gives no answer, or none from which a verdict can be made."""
 
 
 class BoardError(InspectError):
-    """A file is damaged, of another version or not what it says, or a result cannot be written."""
+    """A damaged file, a file of another version, or a result that cannot be written."""
 
     exit_code = 4
 
@@ -44,7 +44,7 @@ def escape(text: str) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the beginning of an error of another library, or its class where it has no text."""
+    """Return the beginning of another library's error message, or its class if it has no text."""
     return str(error).strip()[:_LONGEST] or type(error).__name__
 
 

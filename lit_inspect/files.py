@@ -1,4 +1,4 @@
-"""Files that may come from anybody: regular ones are read, and none is written through a link."""
+"""Untrusted files and folders: only regular files are read, and nothing is written through a link."""
 
 import hashlib
 import os
@@ -25,8 +25,8 @@ def open_regular(path: Path) -> BinaryIO:
     """Open a file to read it; a pipe or a device is refused before anything is read.
 
     Raises:
-        OSError: It cannot be opened.
-        ValueError: It is no regular file.
+        OSError: The file cannot be opened.
+        ValueError: It is not a regular file.
     """
     descriptor = os.open(path, _READ)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -89,7 +89,7 @@ def fit_name(name: str, ending: str) -> str:
 
 @contextmanager
 def replacing(folder: Path, name: str) -> Iterator[BinaryIO]:
-    """Give a new file that takes its place below a folder at the end, or leaves nothing behind.
+    """Open a new file that is moved to its place below a folder at the end; after an error it is removed.
 
     Args:
         folder: Where results go.

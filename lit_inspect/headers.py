@@ -1,4 +1,4 @@
-"""Headers of PNG, JPEG, BMP and TIFF files: the size that they state, before anything is decoded."""
+"""Headers of PNG, JPEG, BMP and TIFF files: check the stated size before anything is decoded."""
 
 import os
 import struct
@@ -18,7 +18,7 @@ _BMP_BYTES = (0xFF0000, 0xFF00, 0xFF)
 
 
 def check_file(stream: BinaryIO, start: bytes, size_bytes: int) -> tuple[int, int]:
-    """Refuse a file that is cut, damaged or of another kind; return its (height, width) px.
+    """Refuse a file that is truncated, damaged or of another type; return its (height, width) px.
 
     Args:
         stream: The file.
@@ -26,7 +26,7 @@ def check_file(stream: BinaryIO, start: bytes, size_bytes: int) -> tuple[int, in
         size_bytes: Its length.
 
     Raises:
-        ImageError: It is refused.
+        ImageError: The file is refused.
         struct.error: Its header ends too early.
     """
     if start == _PNG:

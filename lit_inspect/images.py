@@ -32,7 +32,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """Those of ``data.read`` that the runtime knows; files of others are not exported."""
+    """The options of ``data.read`` that the runtime supports; models with other options are not exported."""
 
     alpha: Literal["opaque", "drop"] = "opaque"
     cv2_order: bool = False
@@ -45,10 +45,10 @@ class ReadOptions:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turn whatever reading raises into one error that names the file.
+    """Turn any error while reading into one that names the file.
 
     Raises:
-        ImageError: There was one.
+        ImageError: Reading failed.
     """
     try:
         yield
@@ -61,10 +61,10 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def open_image(path: Path, options: ReadOptions) -> Rows:
-    """Open an image, whose rows are read when they are asked for where its file allows it.
+    """Open an image; if its file allows it, rows are read on demand.
 
     Raises:
-        ImageError: The file is none, damaged, or of a kind that only `predict` reads.
+        ImageError: The file is not an image, is damaged, or has a type that only `predict` reads.
     """
     with naming(path), open_regular(path) as stream:
         start = stream.read(8)
@@ -153,7 +153,7 @@ def check_size(height: int, width: int, options: ReadOptions) -> None:
     """Refuse an image of no pixels, or of more than the options allow.
 
     Raises:
-        ImageError: It is one.
+        ImageError: The image is refused.
     """
     if min(height, width) < 1:
         raise ImageError(f"{height} x {width} px, but an image has at least one")
@@ -166,7 +166,7 @@ def check_size(height: int, width: int, options: ReadOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Size that images are brought to, see `lit_data.images.scaling`.
+    """Size to which images are scaled, see `lit_data.images.scaling`.
 
     Attributes:
         size_px: (height, width) that images are scaled to fit, and reflect-padded to.
@@ -211,7 +211,7 @@ class Scaling:
         return _resize(image, (height, width))
 
     def restore(self, values: Pixels, size_px: tuple[int, int]) -> Pixels:
-        """Bring values of a scaled image back to the size of its file."""
+        """Scale the values of a scaled image back to the size of its file."""
         restored = _resize(_place(values, self.scaled_px(*size_px)), size_px)
         return np.clip(restored, values.min(), values.max())
 
@@ -239,7 +239,7 @@ def _place(image: Pixels, size_px: tuple[int, ...]) -> Pixels:
 
 
 def list_images(folder: Path) -> list[str]:
-    """Return the paths of the images below a folder, with forward slashes, in order; none hidden.
+    """Return the sorted paths of the images below a folder, with forward slashes, without hidden ones.
 
     Raises:
         UsageError: A folder cannot be read.

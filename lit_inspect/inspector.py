@@ -1,4 +1,4 @@
-"""`Inspector`: an ``.inspect`` file, ready to say what it thinks of an image."""
+"""`Inspector`: verdicts of images by an ``.inspect`` file."""
 
 import os
 from collections.abc import Iterator
@@ -49,18 +49,18 @@ class Verdict:
     Attributes:
         verdict: ``good``, ``defect``, ``review`` or ``unsure``; ``marked`` or ``clean`` of
             watermarks; the name of the class where no class is good.
-        score: Of the image: the mean of the highest probabilities of a map, that of the pixels of
-            watermarks, the probability that it is of no good class, or that of the class where none
-            is good, or the score of the surest box, whatever the threshold of boxes.
-        defects: Regions of the map, the surest first; none of an image that is ``good``.
-        probability: [H, W] of each pixel of a map, or [classes]; empty for boxes.
-        kinds: [H, W] number of the class of each pixel that reaches the threshold, from 1; None
-            where classes are not told apart.
-        boxes: Objects that a detector finds, the surest first.
+        score: Score of the image. For maps, the mean of the highest probabilities; for watermarks,
+            that of their pixels; for labels, the probability of all classes that are not good, or
+            that of the class if none is good; for boxes, the highest score, whatever the threshold.
+        defects: Regions of the map, the highest score first; a ``good`` image has none.
+        probability: [H, W] for the pixels of a map, or [classes]; empty for boxes.
+        kinds: [H, W] class numbers, from 1, of the pixels that reach the threshold; None if there
+            are no classes.
+        boxes: Objects that a detector finds, the highest score first.
         label: Name of the class of an image.
         marked_share: Fraction of the pixels that a watermark covers.
-        references: Which references do not fit, and why: the image is for review then, and has no
-            defects, as what differs may be none.
+        references: References that do not fit, and why. Such an image is for review and has no
+            defects, because the differences may not be defects.
         shown: The image, for `overlay`.
     """
 
@@ -78,11 +78,11 @@ class Verdict:
     def overlay(self) -> NDArray[np.uint8]:
         """Draw what was found over the image: [H, W, 3], R, G, B.
 
-        Defects get a red outline, objects a frame with class and score, and marks are tinted; where
-        nothing was found, it is the image itself.
+        Defects get a red outline, objects a frame with class and score, and marks are tinted. If
+        nothing was found, the image is returned unchanged.
 
         Raises:
-            UsageError: The image is not at hand, as it was judged by its map alone.
+            UsageError: The image is not available, because the verdict was made from a map.
         """
         if self.shown is None:
             raise UsageError("only a verdict of `inspect` has its image: call the inspector itself")
@@ -107,20 +107,20 @@ class Answers(Protocol):
 class Inspector:
     """Verdicts of images by an ``.inspect`` file.
 
-    It checks all digests, and holds the golden answers of the file against what this machine says.
+    It checks all digests, and compares the golden answers of the file with those of this machine.
 
     Args:
         path: The file.
-        threads: That the net computes with; None: one for each core of this process.
-        limits: Bounds of what the net may take.
+        threads: Number of threads for the net; None: one for each core of this process.
+        limits: Limits of the time and memory of the net.
 
     Attributes:
-        settings: What the file says.
+        settings: Settings of the file.
 
     Raises:
         UsageError: There is no such file, or onnxruntime is not installed.
-        BoardError: It is damaged, of a newer format, takes too much, or this machine gives other
-            answers.
+        BoardError: The file is damaged, has a newer format or exceeds the limits, or this machine
+            gives other answers.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Inspector:
 
     @classmethod
     def of(cls, settings: Settings, net: Answers) -> "Inspector":
-        """Return an inspector whose net is at hand, such as one of torch."""
+        """Return an inspector for a given net, such as one of torch."""
         inspector = cls.__new__(cls)
         inspector.settings, inspector._judge, inspector._net = settings, settings.judge, net
         return inspector
@@ -171,7 +171,7 @@ class Inspector:
         return self.inspect(self.open(*paths) if paths else self.take(*arrays))
 
     def take(self, *arrays: NDArray[Any]) -> Rows:
-        """Return an image of a camera, for `inspect` and `describe`.
+        """Return an image from arrays, such as those of a camera, for `inspect` and `describe`.
 
         Args:
             arrays: [H, W] or [H, W, C], pixels and channels as in the files that the model was
@@ -179,7 +179,7 @@ class Inspector:
                 one array each, or one for all where a file holds all.
 
         Raises:
-            UsageError: One has another form, or there are more or fewer than the model compares.
+            UsageError: An array has another shape, or there are too many or too few of them.
             ImageError: They differ in size or dtype.
         """
         return take_arrays(arrays, self.settings.read, self.settings.layout)
@@ -231,7 +231,7 @@ class Inspector:
         """Inspect an image that fits into memory.
 
         Raises:
-            UsageError: It has other channels or another dtype than the images that were trained on.
+            UsageError: It has other channels or another dtype than the training images.
         """
         channels: tuple[int, ...] = (0,)
         if image.shape[0] == 3 and self.settings.layout is None:
@@ -249,14 +249,14 @@ class Inspector:
         return self.judge(values, self.find_misfits(image))
 
     def find_misfits(self, image: Rows) -> str:
-        """Return which references of an image do not fit its target; empty where all do."""
+        """Return the references of an image that do not fit its target; empty if all fit."""
         limits, layout = self.settings.reference_limits, self.settings.layout
         if limits is None or layout is None:
             return ""
         return describe_misfits(read_middle(image, MEASURED_PX), layout.roles, limits)
 
     def describe(self, image: Rows) -> NDArray[np.float64]:
-        """Return the features by which drift is noticed, see `Guarantee.find_drift`: [3]."""
+        """Return the features by which drift is detected, [3]; see `Guarantee.find_drift`."""
         scaling, boxes = self.settings.scaling, self.settings.boxes
         if scaling is not None:
             image = ArrayRows(scaling.scale(image.read(0, image.shape[1])))
@@ -290,7 +290,7 @@ class Inspector:
         return stitch(values, rows, columns)
 
     def judge(self, values: ArrayRows | MapFile, references: str = "") -> Verdict:
-        """Return the verdict of a map; of a map in a file without the map itself.
+        """Return the verdict of a map. If the map is in a file, the verdict does not contain it.
 
         Args:
             values: The map.

@@ -13,7 +13,7 @@ _OPACITY = 0.6  # of the tint where the model is sure
 
 
 def tint(pixels: NDArray[Any], probability: Floats, threshold: float) -> NDArray[np.uint8]:
-    """Tint the marked pixels of an image red, the surer the redder.
+    """Tint the marked pixels of an image red; the color grows with the probability.
 
     Args:
         pixels: [3, H, W] uint8.

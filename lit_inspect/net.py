@@ -26,14 +26,14 @@ _STEP_S = 0.1  # between two looks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of what the net of a file may take, which may come from anybody.
+    """Limits of the time and memory of a net, whose file may be untrusted.
 
     Attributes:
-        seconds: Of one call, of the start, and of all golden answers together.
-        memory_bytes: Of the values between layers; weights, which the file holds, are not counted.
-        give_up: Called with a reason where a call goes on a while after it was stopped, as within
-            one huge layer, or fills memory elsewhere, as with texts; None lets it run. It is for
-            processes of their own.
+        seconds: Limit for one call, for the start, and for all golden answers together.
+        memory_bytes: Limit for the values between layers; the weights are not counted.
+        give_up: Called with a reason if a call continues for a while after it was stopped, for
+            example inside one huge layer, or fills memory in another way, for example with texts;
+            None lets it run. Use it in separate processes.
 
     Raises:
         UsageError: A bound is out of its range.

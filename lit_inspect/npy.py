@@ -1,4 +1,4 @@
-"""Headers of ``.npy`` arrays that may come from anybody."""
+"""Headers of untrusted ``.npy`` arrays."""
 
 import math
 import struct
@@ -33,7 +33,7 @@ class Header(NamedTuple):
 
 
 def read_header(stream: BinaryIO, size_bytes: int) -> Header:
-    """Read the header of an array, and hold it against the size of its file.
+    """Read the header of an array, and check it against the size of its file.
 
     Raises:
         ValueError: It is damaged, not one of numbers, or longer than the file.

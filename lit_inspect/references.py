@@ -1,4 +1,4 @@
-"""Fit of references to their target, by which wrong, shifted and missing ones are told."""
+"""Fit of references to their target, which reveals wrong, shifted and missing references."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -61,7 +61,7 @@ def find_limits(fits: Iterable[Fit]) -> tuple[float, float]:
 
 
 def describe_misfits(image: Array, names: Sequence[str], limits: Sequence[float]) -> str:
-    """Return which references of an image do not fit its target, and why; empty where all do.
+    """Return the references of an image that do not fit its target, and why; empty if all fit.
 
     Args:
         image: [1 + references, H, W], the target first.

@@ -72,10 +72,10 @@ def mean_highest(parts: Iterable[Floats], count: int) -> float:
 
 
 def round_score(score: float) -> float:
-    """Return the score of an image as tables have it, by which it gets its verdict.
+    """Round the score of an image as in the tables; its verdict depends on the rounded score.
 
-    It has four digits, and from 0.99 on five decimals, where scores of confident nets lie close
-    together: further ones differ between libraries that compute the same net.
+    Scores have four digits, and from 0.99 on five decimals, because scores of confident nets are
+    close together there. Further digits differ between libraries that compute the same net.
     """
     return round(score, 5) if score >= 0.99 else float(f"{score:.4g}")
 
@@ -125,11 +125,11 @@ def find_defects(
     Args:
         parts: Rows of a map from the top, [n, W], with the number of the class of each pixel.
         threshold: Least probability of a pixel.
-        min_area_px: Smaller regions are left out.
+        min_area_px: Smaller regions are skipped.
         classes: Number of classes.
 
     Returns:
-        The regions by falling score.
+        The regions, sorted by descending score.
     """
     regions = _Regions()
     above: NDArray[np.int64] | None = None  # region of each pixel of the row above, -1 without

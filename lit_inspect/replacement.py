@@ -1,4 +1,4 @@
-"""Files that take the place of others as a whole; lit_data writes its own so too, without NumPy."""
+"""Files that replace others as a whole; lit_data writes its files this way too, without NumPy."""
 
 import os
 import secrets
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing_by_path(path: Path) -> Iterator[Path]:
-    """Give the path of a new file that takes the place of `path` at the end, or leaves nothing behind.
+    """Yield the path of a new file that replaces `path` at the end; after an error it is removed.
 
     No link is followed there, and nothing is brought to the disk.
 

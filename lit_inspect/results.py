@@ -40,12 +40,12 @@ _DEFECT_COLUMNS = ("image", "y", "x", "area_px", "score", "height_px", "width_px
 
 
 class Results:
-    """Folder of the results of one file. Tables come last, and those of an earlier run go first.
+    """Folder of the results of one file. Tables are written last; those of an earlier run are removed first.
 
     Args:
-        inspector: Whose verdicts.
-        folder: Where they go.
-        names: Of all images.
+        inspector: Makes the verdicts.
+        folder: Where the results go.
+        names: Names of all images.
 
     Raises:
         BoardError: The folder cannot be written.
@@ -116,7 +116,7 @@ class Results:
 
     @property
     def has_bad(self) -> bool:
-        """Return True if an image has no verdict, or none that the net gave."""
+        """Return True if an image has no verdict, or one that does not come from the net."""
         return bool(self._bad)
 
     @property

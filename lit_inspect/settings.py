@@ -1,4 +1,4 @@
-"""`Settings`: all that ``inspect.json`` says, checked before anything is built of it."""
+"""`Settings`: the values of ``inspect.json``, checked before they are used."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""`Judge`: the one rule by which images get verdicts, of maps, boxes and labels alike."""
+"""`Judge`: the rule that gives images their verdicts, the same for maps, boxes and labels."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -18,13 +18,14 @@ UNSURE = "unsure"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judge:
-    """Makes the verdict of an image of its score.
+    """Makes the verdict of an image from its score.
 
     Args:
-        threshold: Least score of a ``defect``; None: an image is one in which a defect is found.
-        review: Scores that are for ``review``, from and to, in the place of the threshold; none of
-            them if the first one is higher.
-        is_unsure: The model is of no use, and so is any verdict.
+        threshold: Lowest score of a ``defect``; None: an image is a ``defect`` if one is found in
+            it.
+        review: Lowest and highest score for ``review``, instead of the threshold; if the first one
+            is higher, no score is for ``review``.
+        is_unsure: The model is useless, and so is every verdict.
     """
 
     threshold: float | None = None
@@ -35,9 +36,9 @@ class Judge:
         """Return ``good``, ``defect``, ``review`` or ``unsure``.
 
         Args:
-            score: Of the image, as tables have it.
-            is_found: A defect is found in it.
-            fits: False where references do not fit, so that what differs may be no defect.
+            score: Score of the image, as in the tables.
+            is_found: True if a defect is found in it.
+            fits: False if references do not fit, so that differences may not be defects.
         """
         if self.is_unsure:
             return UNSURE
@@ -53,12 +54,12 @@ class Judge:
 
     @property
     def goes_by_score(self) -> bool:
-        """Return True if it is the score that decides, and not what is found."""
+        """Return True if the score decides, and not the found defects."""
         return self.threshold is not None or self.review is not None
 
 
 def score_labels(probabilities: NDArray[Any], good: Collection[int]) -> float:
-    """Return the score of an image: the probability that it is of no good class.
+    """Return the score of an image: the probability that it belongs to no good class.
 
     Args:
         probabilities: [classes].
@@ -69,7 +70,7 @@ def score_labels(probabilities: NDArray[Any], good: Collection[int]) -> float:
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:
-    """Return images by their verdicts in words: ``180 images: 111 defect, 69 good``."""
+    """Describe the number of images with each verdict: ``180 images: 111 defect, 69 good``."""
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()) if count)
     total = sum(counts.values())
     return f"{counted(total, 'image')}: {listed}"

@@ -49,7 +49,7 @@ def _spoil_both_passes(root: Path) -> list[str]:
     """One file that its header gives away, and one that only decoding does."""
     _add_text(root)
     _cut_jpegs(root)
-    return ["notes.png", "page.png", "x.jpg", "y.jpg", "4 of 10 files"]
+    return ["notes.png", "page.png", "x.jpg", "y.jpg", "4 of 10 "]
 
 
 def _mask_folder_beside(root: Path) -> list[str]:

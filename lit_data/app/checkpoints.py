@@ -368,13 +368,28 @@ def restoring(start: Path | None, trainer: Trainer, model: LightningModule) -> I
             "model and the options it was saved with, or from an earlier checkpoint"
         ) from error
     if trainer.global_step == content.get("global_step"):
+        _warn_of_end(trainer, start)
+
+
+def _warn_of_end(trainer: Trainer, start: Path) -> None:
+    """Log what to type if a checkpoint has reached the end already; Lightning ends without an error."""
+    most = trainer.max_epochs
+    # Limits count from the beginning of the first run, not from the checkpoint.
+    if most is not None and 0 <= most <= trainer.current_epoch:
         log.warning(
-            "nothing was trained: step %d of %s is beyond trainer.max_epochs=%s, trainer.max_time or "
-            "trainer.max_steps, which count from the beginning of the first run: raise them",
-            trainer.global_step,
+            "nothing was trained: %s has finished trainer.max_epochs=%d: set trainer.max_epochs=%d, or "
+            "higher, to train longer",
             start,
-            trainer.max_epochs,
+            most,
+            trainer.current_epoch + max(1, most),
         )
+        return
+    log.warning(
+        "nothing was trained: step %d of %s is beyond trainer.max_steps or trainer.max_time, which "
+        "count from the beginning of the first run: raise them",
+        trainer.global_step,
+        start,
+    )
 
 
 def _check_states(content: Mapping[str, Any], trainer: Trainer, path: Path) -> None:

@@ -39,6 +39,7 @@ def describe_machine(device: "torch.device") -> dict[str, str | int]:
 
 def print_machine(machine: dict[str, str | int]) -> str:
     """Return one line for a log or a title."""
+    # The values are texts and numbers.
     memory_gib = int(machine["memory_bytes"]) / 2**30
     return (
         f"{counted(int(machine['cores']), 'core')} of {machine['cpu']}, {memory_gib:.0f} GiB, {machine['device']}, "

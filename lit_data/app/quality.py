@@ -100,6 +100,7 @@ def describe_threshold(scores: Mapping[str, Any]) -> str:
     risk = f"about {_bound(alarms, good)} of new good images may count as defective"
     defective = read_number(scores, "val/defective_images")
     misses = read_number(scores, "val/misses")
+    # A summary holds counts as floats.
     if not defective or misses is None:
         return f"threshold from {counted(round(good), 'good validation image')}: {risk}"
     return (

@@ -166,6 +166,7 @@ class Leftovers:
     def add(self, one: str, many: str, names: Sequence[str], cure: str) -> None:
         """Add files, instead of those that were added for the same cause; see `Leftover`."""
         if names:
+            # The plural is the key, because no two causes share it.
             first = tuple(names[:_MOST_NAMES])
             self._entries[many] = Leftover(one, many, first, len(names), cure)
 

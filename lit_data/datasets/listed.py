@@ -71,6 +71,7 @@ def list_items(
     """
     for name, others in (("masks", masks), ("labels", labels)):
         if others is not None and len(others) != len(images):
+            # Without the s of masks or labels, which `counted` adds.
             raise ConfigError(
                 f"{counted(len(images), 'image')} and {counted(len(others), name[:-1])}: "
                 "give one for each"

@@ -234,7 +234,7 @@ def leave_undivided(count: int) -> dict[str, Ints]:
 
 
 def check_image_count(count: int, splits: Splits) -> None:
-    """Refuse to train on one image or two where nothing says their splits.
+    """Refuse to train on one or two images, or on undivided images, without typed splits.
 
     Args:
         count: Of the images of a set of which none validates; 0 where it is not known.
@@ -243,6 +243,12 @@ def check_image_count(count: int, splits: Splits) -> None:
     Raises:
         ConfigError: Says what to type.
     """
+    if splits == UNDIVIDED:
+        # It is for predictions: defective images would train a model of good ones.
+        raise ConfigError(
+            "data.splits=none is only for predictions: to train on all images without validation, "
+            "set 'data.splits={train: 1.0}'"
+        )
     if splits == "auto" and 0 < count < len(SPLITS):
         raise ConfigError(
             f"{counted(count, 'image')} cannot be split into train, val, test: add images, or say how with "

@@ -91,6 +91,11 @@ def test_fewer_images_than_splits() -> None:
     check_image_count(1, {"train": 1.0})
 
 
+def test_undivided_images_are_not_trained_on() -> None:
+    with pytest.raises(ConfigError, match=r"only for predictions: .*'data.splits={train: 1.0}'"):
+        check_image_count(9, "none")
+
+
 @pytest.mark.parametrize("name", ["splits.csv", "train.txt"])
 def test_a_list_in_another_encoding_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes("image,split\ngröße.png,train\n".encode("latin-1"))

@@ -276,7 +276,7 @@ def describe_age(written_s: float, now_s: float | None = None) -> str:
     ago_s = max(0.0, now_s - written_s)
     age = counted(round(ago_s), "second")
     for unit_s, unit in ((60, "minutes"), (3600, "hours"), (86400, "days")):
-        if ago_s >= 2 * unit_s:
+        if ago_s >= 2 * unit_s:  # so the plural is right
             age = f"{ago_s / unit_s:.0f} {unit}"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written_s))
     return f"{when}, {age} before this page was written"

@@ -137,6 +137,7 @@ class SeenBatch(NamedTuple):
 
     def __str__(self) -> str:
         shapes = ", ".join(f"{list(shape)} {_name(dtype)}" for shape, dtype in self.shapes)
+        # 0 if the batch has a form whose samples cannot be counted.
         samples = counted(self.samples, "sample") if self.samples else "unknown samples"
         return f"{self.stage} batch {self.number}: {samples}: {shapes or 'no tensors'}"
 

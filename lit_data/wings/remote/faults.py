@@ -138,6 +138,7 @@ async def insist(call: Callable[[], Awaitable[T]], what: str, options: RemoteOpt
             )
         if not fault.passes:
             raise DataError(f"{what}: {fault.text}")
+    # The first try is not a retry.
     raise UnreachableError(
         f"{what}: {fault.text}, {counted(options.retries + 1, 'time')}; try again later, or raise "
         "data.remote.retries or data.remote.timeout_s"

@@ -323,6 +323,7 @@ def _check_limits(limits_px: Sequence[float]) -> None:
 
 def _check_channels(net: nn.Module, datamodule: object) -> None:
     net_channels = getattr(net, "channels", None)
+    # Without a bank, nothing is known about the images, and nothing is refused.
     image_channels: Any = getattr(getattr(datamodule, "bank", None), "channels", net_channels)
     if net_channels != image_channels and isinstance(net_channels, int):
         raise ConfigError(

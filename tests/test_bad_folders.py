@@ -166,7 +166,7 @@ def test_images_are_left_out_with_their_bad_masks(
     words = [*_masked_set(tmp_path / "images", edges=2)[1:], "data.mask_splits=[test]"]
     (tmp_path / "images/5.png").write_bytes(b"not an image, though it has a mask")
     assert main(["prepare", f"+experiment={experiment}", *words, "data.on_bad=skip"]) == 0
-    assert "test: 2 images with bad masks are skipped" in capfd.readouterr().out
+    assert "test: images with bad masks are skipped: 2" in capfd.readouterr().out
 
 
 def test_good_files_are_answered_in_a_line_and_a_table(

@@ -486,12 +486,8 @@ class BoxCollector:
             )
             self.problems.extend(self.bad)
         self.problems.raise_if_any(f"{counted(len(self.problems), 'problem')} with labels", cure)
-        self.bad.warn_if_any(
-            log,
-            counted(
-                len(self.bad), "bad box or entry is skipped", "bad boxes or entries are skipped"
-            ),
-        )
+        skipped = counted(len(self.bad), "bad box or entry is", "bad boxes or entries are")
+        self.bad.warn_if_any(log, f"{skipped} skipped")
 
     def _note(self, row: Doubles, message: str) -> None:
         self.bad.add(self._paths[int(row[1])], f"{self._describe(row)} {message}{self._cure}")

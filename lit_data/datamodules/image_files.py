@@ -488,6 +488,5 @@ def _leave_out(
             good_images.append(number)
     bad_count = len(numbers) - len(good_images)
     if bad_count:
-        images = counted(bad_count, "image with a bad mask is", "images with bad masks are")
-        log.warning("%s: %s skipped", split, images)
+        log.warning("%s: images with bad masks are skipped: %d", split, bad_count)
     return good_images

@@ -282,10 +282,7 @@ class InspectionFiles(MaskedImageFolder):
         has_path = np.array([path is not None for path in mask_paths])
         bad_images |= set(np.flatnonzero(has_path & (of_image < 0)).tolist())
         if bad_images:
-            images = counted(
-                len(bad_images), "image with a bad mask is", "images with bad masks are"
-            )
-            log.warning("%s skipped", images)
+            log.warning("images with bad masks are skipped: %d", len(bad_images))
         kinds = [self.image_set.kinds[position] for position in positions]
         class_numbers = self.number_kinds(kinds, of_image >= 0)
         return PartialMasks(bank, np.arange(len(bank)), masks, of_image, class_numbers), bad_images
@@ -467,8 +464,7 @@ class InspectionFiles(MaskedImageFolder):
     def _describe_marks(self, annotated: Annotated) -> str:
         """Return how many marks there are of each category, and how many are ignored."""
         ignored = annotated.count_ignored()
-        marks = counted(ignored, "mark is", "marks are")
-        note = f", {marks} ignored (iscrowd, __ignore__)" if ignored else ""
+        note = f", ignored marks (iscrowd, __ignore__): {ignored}" if ignored else ""
         return self._describe_categories(annotated.count_categories()) + note
 
     def _describe_categories(self, counts: "dict[str, int]") -> str:

@@ -116,8 +116,7 @@ def show_stored(cell: Axes, pixels: Array) -> None:
 def stretch(pixels: Array) -> Bytes:
     """Return stored pixels [C, H, W] as bytes [3, H, W], stretched from the darkest to the brightest.
 
-    Three channels of bytes stay unchanged. For any other number of channels, the first one is shown
-    in gray.
+    Three channels of bytes stay unchanged. Without three channels, the first one is shown in gray.
     """
     if len(pixels) == 3 and pixels.dtype == np.uint8:
         return pixels
@@ -292,8 +291,7 @@ class ShownImage:
 def paint(image: ShownImage, side_px: int) -> tuple[Bytes, Bytes, Bytes]:
     """Paint an image three times: plain, with its probability, and with what is found, missed or false.
 
-    Predicted regions are outlined, and labeled regions are filled. Without labels, all predicted
-    regions count as found.
+    Predictions are outlined, and labels filled. Without labels, all predictions count as found.
 
     Args:
         image: Of any size.

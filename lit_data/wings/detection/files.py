@@ -403,12 +403,8 @@ def _list_members(
         named.add_left_out(folder.leftovers, folder.names)
         unnamed -= set(named.left_out.tolist())
     left_out = [folder.names[number] for number in sorted(unnamed)]
-    folder.leftovers.add(
-        "image is not in any COCO file",
-        "images are not in any COCO file",
-        left_out,
-        "they are skipped",
-    )
+    one, many = "image is not in any COCO file", "images are not in any COCO file"
+    folder.leftovers.add(one, many, left_out, "they are skipped")
     return sorted(numbers)
 
 

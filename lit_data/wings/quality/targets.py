@@ -11,6 +11,8 @@ from torch import Tensor
 
 from lit_data.core.types import IGNORED, Array, Batch, Bools, Doubles, Ints
 from lit_data.datamodules.image_batch import ImageTransform
+from lit_data.datamodules.inspection import InspectionDataModule
+from lit_data.datamodules.stripe import StripeDataModule
 from lit_data.predict.defects import find_defects
 from lit_data.predict.maps import ProbabilityMap, VerdictWriter
 from lit_data.predict.options import PredictOptions
@@ -87,6 +89,24 @@ class _Drawn(NamedTuple):
     contrast: float
 
 
+class _Defect(NamedTuple):
+    """A real defect: a connected piece of a mask.
+
+    Attributes:
+        y: Of its center in the image, px.
+        x: As `y`.
+        size_px: Longer side of its box.
+        box: Rows and columns of the image around it.
+        near: [rows, columns] the pixels at which it counts as found.
+    """
+
+    y: float
+    x: float
+    size_px: float
+    box: tuple[slice, slice]
+    near: Bools
+
+
 class Bench:
     """Good patches of held-out images, and the judgment of what is drawn into them.
 
@@ -105,7 +125,7 @@ class Bench:
 
     def __init__(
         self,
-        datamodule: Any,  # noqa: ANN401 - an `ImageDataModule` that `KnowsTruth`
+        datamodule: InspectionDataModule | StripeDataModule,
         predictor: TiledPredictor,
         writer: VerdictWriter,
         options: PredictOptions,
@@ -118,20 +138,15 @@ class Bench:
         self._predictor = predictor
         self._writer = writer
         self._options = options
-        self._images = images
         self._amplitude = amplitude
         self._seed = seed
         self._read_map = lru_cache(maxsize=4)(writer.read_map)
         self._loader = datamodule.make_loader("predict")
-        self.patches = self._find_good()
-
-    def _find_good(self) -> Ints:
-        """Return the patches of images without a real defect, which would decide their verdicts."""
-        patches: list[int] = []
-        for number in self._images:
-            if not self._read_marks(number).any():
-                patches += self._data.grid.patches_of(number)
-        return np.array(patches, np.int64)
+        self._defects = {number: self._find_defects(number) for number in images}
+        # A real defect would decide the verdict of its image.
+        good = [number for number, defects in self._defects.items() if not defects]
+        patches = [patch for number in good for patch in datamodule.grid.patches_of(number)]
+        self.patches = np.array(patches, np.int64)
 
     def list_images(self) -> list[int]:
         """Return the numbers of the images that have a good patch."""
@@ -176,15 +191,14 @@ class Bench:
 
     def judge_real(self) -> list[Target]:
         """Judge real defects by what was found within a few pixels of each."""
-        kinds = getattr(self._data, "image_kinds", ())
+        kinds = self._data.image_kinds
         targets = []
-        for number in self._images:
+        for number, defects in self._defects.items():
             family = f"real {kinds[number]}" if kinds and kinds[number] else "real"
             name = self._writer.names[number]
             # Several defects share the verdict of their image, so each is judged by its pixels.
-            for piece, size_px in _separate(self._read_marks(number)):
-                y, x = (float(axis.mean()) for axis in np.nonzero(piece))
-                hit = self._marks_enough(self._map_of(number)[_grow(piece)])
+            for y, x, size_px, box, near in defects:
+                hit = self._marks_enough(self._map_of(number)[box][near])
                 targets.append(Target(family, name, y, x, size_px, np.nan, hit))
         return targets
 
@@ -236,13 +250,10 @@ class Bench:
     def _map_of(self, image: int) -> Array:
         return np.asarray(self._read_map(self._writer.names[image]), np.float32)
 
-    def _read_marks(self, number: int) -> Bools:
-        """Return the pixels of an image that its mask marks, [H, W]; none without a mask."""
+    def _find_defects(self, number: int) -> list[_Defect]:
+        """Return the real defects of an image; none without a mask."""
         mask = self._data.read_mask(number)
-        if mask is None:
-            return np.zeros(self._size_of(number), np.bool_)
-        marks: Bools = (mask > 0) & (mask != IGNORED)
-        return marks
+        return [] if mask is None else _separate((mask > 0) & (mask != IGNORED))
 
     def _size_of(self, image: int) -> Ints:
         grid = self._data.grid
@@ -267,24 +278,21 @@ def _draw_batch(transform: ImageTransform, batch: Batch) -> Iterator[_Drawn]:
             yield _Drawn(patch, image, corners[number], centres[number], contrasts[number])
 
 
-def _grow(piece: Bools) -> Bools:
-    """Return the pixels of a defect with those around it."""
+def _separate(marks: Bools) -> list[_Defect]:
+    """Return each connected piece of a mask, [H, W]."""
     import cv2
 
-    side = 2 * _REACH_PX + 1
-    grown: Bools = cv2.dilate(piece.astype(np.uint8), np.ones((side, side), np.uint8)) > 0
-    return grown
-
-
-def _separate(marks: Bools) -> list[tuple[Bools, float]]:
-    """Return each connected piece of a mask, and the longer side of its box, px."""
-    import cv2
-
-    count, labels, boxes, _ = cv2.connectedComponentsWithStats(
+    around = np.ones((2 * _REACH_PX + 1,) * 2, np.uint8)
+    count, labels, boxes, centres = cv2.connectedComponentsWithStats(
         marks.astype(np.uint8), connectivity=8
     )
-    pieces = []
+    defects = []
     for number in range(1, count):  # 0 is the ground
-        width, height = boxes[number][cv2.CC_STAT_WIDTH], boxes[number][cv2.CC_STAT_HEIGHT]
-        pieces.append((labels == number, float(max(width, height))))
-    return pieces
+        left, top, width, height, _ = boxes[number].tolist()
+        rows = slice(max(0, top - _REACH_PX), top + height + _REACH_PX)
+        columns = slice(max(0, left - _REACH_PX), left + width + _REACH_PX)
+        piece = (labels[rows, columns] == number).astype(np.uint8)
+        x, y = centres[number].tolist()
+        near = cv2.dilate(piece, around) > 0
+        defects.append(_Defect(y, x, float(max(width, height)), (rows, columns), near))
+    return defects

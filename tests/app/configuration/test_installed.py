@@ -42,6 +42,15 @@ def _install(site: Path, value: str = "my_mill.conf") -> None:
     (info / "entry_points.txt").write_text(f"[lit_data.conf]\nmill = {value}\n")
 
 
+def _add_wing(site: Path, text: str) -> Path:
+    wing = site / "my_mill" / "wing"
+    wing.mkdir()
+    (wing / "__init__.py").write_text(text)
+    with (site / "my_mill-1.0.dist-info" / "entry_points.txt").open("a") as file:
+        file.write("[lit_data.wings]\nmill = my_mill.wing\n")
+    return wing
+
+
 def _run(site: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(site), *filter(None, sys.path)])
     return subprocess.run(
@@ -89,14 +98,8 @@ def test_commands_of_an_installed_package(tmp_path: Path) -> None:
     site, folder = tmp_path / "site", tmp_path / "work"
     folder.mkdir()
     _install(site)
-    wing = site / "my_mill" / "wing"
-    wing.mkdir()
-    (wing / "__init__.py").write_text(
-        'TOOLS = {"grind-it": "compare lines", "report": "hides ours"}\n'
-    )
+    wing = _add_wing(site, 'TOOLS = {"grind-it": "compare lines", "report": "hides ours"}\n')
     (wing / "grind_it.py").write_text("def main(words):\n    print('ground', words)\n")
-    with (site / "my_mill-1.0.dist-info" / "entry_points.txt").open("a") as file:
-        file.write("[lit_data.wings]\nmill = my_mill.wing\n")
     done = _run(site, folder, "grind-it", "a", "--b")
     assert (done.returncode, done.stdout) == (0, "ground ['a', '--b']\n"), done.stderr
     page = _run(site, folder, "--help").stdout
@@ -108,3 +111,19 @@ def test_commands_of_an_installed_package(tmp_path: Path) -> None:
     assert broken.returncode == 2
     assert "my-mill names its commands as my_mill.wing" in broken.stderr
     assert _run(site, folder, "fit", "--cfg", "job", "+experiment=mill").returncode == 0
+
+
+def test_a_folder_is_recognized_by_an_installed_package(tmp_path: Path) -> None:
+    site, folder = tmp_path / "site", tmp_path / "work"
+    folder.mkdir()
+    (folder / "line.mill").touch()
+    _install(site)
+    _add_wing(
+        site,
+        "def recognize(folder, *, has_images):\n"
+        "    if not has_images and list(folder.glob('*.mill')):\n"
+        "        yield 'mill'\n",
+    )
+    done = _run(site, folder, "fit", "data.root=.")
+    assert done.returncode == 2
+    assert "looks like mill: lit-data fit experiment=mill data.root=." in done.stderr

@@ -190,7 +190,7 @@ def test_parts_and_runs_that_go_on_predict_at_an_address(
     assert main([*words, f"predict.folder={tmp_path}/alone"]) == 0
     assert main([*words, folder, "predict.part=0/2"]) == 0
     assert main([*words, folder, "predict.finish=true"]) == 4
-    assert f"1 of 3 inputs are missing in {ADDRESS} (" in capsys.readouterr().err
+    assert f"1 of 3 inputs is missing in {ADDRESS} (" in capsys.readouterr().err
     assert main([*words, folder, "predict.part=1/2"]) == 0
     assert main([*words, folder, "predict.finish=true"]) == 0
     assert _summarise(capsys.readouterr().out)["predict/images_kept"] == 3

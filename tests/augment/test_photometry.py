@@ -109,7 +109,7 @@ def test_colours_are_those_of_the_standard_library(options: dict[str, float]) ->
 
 def test_only_rgb_has_colours() -> None:
     jitter = ColourJitter()
-    with pytest.raises(ConfigError, match="images have 1 channels: color changes need RGB"):
+    with pytest.raises(ConfigError, match="images have 1 channel: color changes need RGB"):
         jitter(Layers(torch.zeros(1, 1, 4, 4)), jitter.draw(0, 0, [0], 1))
 
 

@@ -60,7 +60,7 @@ def test_memory_grows_with_images_only() -> None:
 
 @pytest.mark.parametrize("edges", ["cover", "drop"])
 def test_images_smaller_than_the_patch(edges: Edges) -> None:
-    refused = r"b: 15 x 9(.|\n)*1 of 2 images are too small for patches of 16 x 16 px:"
+    refused = r"b: 15 x 9(.|\n)*1 of 2 images is too small for patches of 16 x 16 px:"
     with pytest.raises(DataError, match=refused):
         PatchGrid([20, 15], [20, 9], 16, 16, edges, name="ab".__getitem__)
 

@@ -2,10 +2,10 @@
 
 ``python -m benchmarks.anomaly_ways WAY ROOT SEED OUT``
 
-ROOT is a set of ``python -m benchmarks.learning_sets good_...``. WAY is `ours`; `patchcore` or
-`padim`, those of anomalib on the same encoder and weights, in an environment that has it; or
-`plain`, a memory bank as people write it. Each writes ``OUT/images.csv`` with a score of each test
-image, ``OUT/maps`` and ``OUT/costs.json``.
+ROOT is a set of ``python -m benchmarks.learning_sets good_...``. WAY is `ours`, or `exported`, by
+lit_inspect; `patchcore` or `padim`, those of anomalib on the same encoder and weights, in an
+environment that has it; or `plain`, a memory bank as people write it. Each writes
+``OUT/images.csv`` with a score of each test image, ``OUT/maps`` and ``OUT/costs.json``.
 """
 
 import csv
@@ -78,11 +78,24 @@ class Ours(AnomalyWay):
         self._run("predict", out, f"data.root={folder}", f"ckpt={checkpoint}")
 
     def _run(self, command: str, folder: Path, *words: str) -> None:
-        from lit_data.app.cli import main
+        _run_command(command, "+experiment=anomaly", f"hydra.run.dir={folder}", *words)
 
-        experiment = ["+experiment=anomaly", f"hydra.run.dir={folder}"]
-        if main([command, *experiment, *words]) != 0:
-            raise RuntimeError(f"{command} ended with an error")
+
+class Exported(Ours):
+    """The same model, exported after training and run by lit_inspect."""
+
+    @override
+    def fit(self) -> None:
+        super().fit()
+        run, file = self.out / "fit", self.out / "part.inspect"
+        _run_command("export", str(run), str(file))
+
+    @override
+    def predict(self, folder: Path, out: Path) -> None:
+        from lit_inspect.__main__ import main
+
+        if main([str(self.out / "part.inspect"), str(folder), "--out", str(out)]) != 0:
+            raise RuntimeError("lit-inspect ended with an error")
 
 
 class Anomalib(AnomalyWay):
@@ -192,6 +205,13 @@ class Plain(AnomalyWay):
         return maps.permute(0, 2, 3, 1).flatten(0, 2), (maps.shape[2], maps.shape[3])
 
 
+def _run_command(command: str, *words: str) -> None:
+    from lit_data.app.cli import main
+
+    if main([command, *words]) != 0:
+        raise RuntimeError(f"{command} ended with an error")
+
+
 def _read(path: Path) -> Tensor:
     """Read an image as [3, H, W] in 0..1, squeezed to a square."""
     image = np.asarray(cv2.imread(str(path), cv2.IMREAD_COLOR))[..., ::-1]
@@ -218,10 +238,9 @@ def write_scores(scores: Mapping[str, float], out: Path) -> None:
 
 def make_way(name: str, root: Path, seed: int, out: Path) -> AnomalyWay:
     """Make one of the ways."""
-    if name == "ours":
-        return Ours(root, seed, out)
-    if name == "plain":
-        return Plain(root, seed, out)
+    own: dict[str, type[AnomalyWay]] = {"ours": Ours, "exported": Exported, "plain": Plain}
+    if name in own:
+        return own[name](root, seed, out)
     if name == "padim":
         return Anomalib(root, seed, out, "Padim", n_features=PADIM_FEATURES)
     return Anomalib(root, seed, out, "Patchcore", coreset_sampling_ratio=CORESET_FRACTION)

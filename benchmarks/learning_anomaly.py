@@ -41,7 +41,7 @@ class AnomalySuite(LearningSuite):
     ways: Sequence[str] = ("ours", "plain")
 
     scores: ClassVar[tuple[str, ...]] = (*IMAGE_SCORES, *PIXEL_SCORES, *COSTS)
-    scripts: ClassVar[tuple[str, ...]] = ("plain", "patchcore", "padim")
+    scripts: ClassVar[tuple[str, ...]] = ("exported", "plain", "patchcore", "padim")
     split_file: ClassVar[str] = "splits.csv"
     title: ClassVar[str] = "learned from good images alone"
 

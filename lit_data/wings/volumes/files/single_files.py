@@ -76,11 +76,10 @@ def open_npz(path: str, nan_fill: float | None) -> FileVolume:
         headers = read_directory(archive)
         member = archive.getinfo(f"{_choose(headers)}.npy")
         header = headers[member.filename[:-4]]
-        slices = _open_member(archive, member, header)
+        spacing_mm = _read_npz_spacing(archive, headers)
+        slices = _open_member(archive, member, header)  # closes the archive if it is unpacked
         scale = StoredScale(header.dtype)
-        return FileVolume(
-            path, slices, scale, spacing_mm=_read_npz_spacing(archive, headers), nan_fill=nan_fill
-        )
+        return FileVolume(path, slices, scale, spacing_mm=spacing_mm, nan_fill=nan_fill)
     except BaseException:
         archive.close()
         raise

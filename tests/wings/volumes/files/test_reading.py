@@ -7,6 +7,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -55,9 +56,13 @@ def test_spacing_and_affine_come_from_the_header(tmp_path: Path, volume: Array) 
     with open_volume(write_nifti(tmp_path, volume)) as opened:
         assert opened.spacing_mm == pytest.approx((2.0, 0.6, 0.5))
         assert_allclose(opened.affine, np.diag([0.5, 0.6, 2.0, 1.0]), rtol=1e-6)
-    np.savez(tmp_path / "s.npz", ct=volume, spacing_mm=np.array([3.0, 1.0, 1.5]))
-    with open_volume(tmp_path / "s.npz") as opened:
-        assert opened.spacing_mm == (3.0, 1.0, 1.5)
+    orders: tuple[Literal["C", "F"], ...] = ("C", "F")
+    for order in orders:
+        ordered = np.asarray(volume, order=order)
+        np.savez(tmp_path / f"{order}.npz", ct=ordered, spacing_mm=np.array([3.0, 1.0, 1.5]))
+        with open_volume(tmp_path / f"{order}.npz") as opened:
+            assert opened.spacing_mm == (3.0, 1.0, 1.5)
+            assert_array_equal(opened.read(0, 5), volume)
 
 
 @pytest.mark.parametrize(

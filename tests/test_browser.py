@@ -1,6 +1,7 @@
 """The browser of the tests: a machine that cannot start it skips a test, a page that ends it fails one."""
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,19 @@ def test_a_browser_that_never_starts_skips_with_its_last_words(
     with pytest.raises(pytest.skip.Exception, match="in 3 attempts: start with 5"):
         Browser(tmp_path / "profile").__enter__()
     assert numbers.read_text() == ""
+
+
+def test_numbers_of_pipes_that_are_taken_do_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fake(tmp_path, monkeypatch, *[COMMANDS_OF_A_START] * 30)
+    with ExitStack() as opened:
+        for number in range(30):  # the pipes get higher numbers each time
+            opened.enter_context((tmp_path / f"{number}.txt").open("w"))
+            try:
+                opened.enter_context(Browser(tmp_path / f"profile_{number}"))
+            except pytest.skip.Exception as skipped:
+                pytest.fail(str(skipped))
 
 
 def test_a_death_after_the_start_is_a_failure(

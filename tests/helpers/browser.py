@@ -36,8 +36,10 @@ _FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND",
 )
 _LAUNCHER = """
-import os, sys
-for source, target in ((int(sys.argv[1]), 30), (int(sys.argv[2]), 31), (30, 3), (31, 4)):
+import fcntl, os, sys
+# Copied out of the way first: either may be 3 or 4 itself.
+copies = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 64) for number in sys.argv[1:3]]
+for source, target in zip(copies, (3, 4)):
     os.dup2(source, target)
 os.execv(sys.argv[3], sys.argv[3:])
 """

@@ -162,7 +162,7 @@ def test_batches_that_fit_only_alone_go_alone() -> None:
 
 def test_a_tile_that_never_fits_ends_the_prediction() -> None:
     net = Watched(lambda *_: False).train()
-    with pytest.raises(BatchMemoryError, match="1 tiles of 1x16x16 float32 does not fit into mem"):
+    with pytest.raises(BatchMemoryError, match="1 tile of 1x16x16 float32 does not fit into mem"):
         _predict(net)
     assert net.training
 

@@ -407,7 +407,7 @@ def test_sources_and_stores_are_checked(
     data = _data(str(tmp_path), root=str(_write_set(tmp_path / "set")))
     assert data.check_sources() == data.describe()
     assert data.describe()["train_images"] == 4
-    splits = "train 4 (4 boxes), val 1 (1 boxes), test 1 (1 boxes)"
+    splits = "train 4 (4 boxes), val 1 (1 box), test 1 (1 box)"
     assert f"classes: 0 cat 3, 1 dog 3; splits: {splits}" in caplog.text
     assert data.verify_sources() == []
     dataset = cast(DetectionDataset, data.dataset("train"))

@@ -169,7 +169,7 @@ def test_nothing_in_nothing_out() -> None:
         ({"grid": 7}, "grid=7, .*a grid that is a multiple of 2"),
         ({"width": 6}, "width=6, .*a width that is a multiple of 4"),
         ({"channels": 0}, "channels=0"),
-        ({"channels": 2}, "the points have 1 features: set model.net.channels to that, not 2"),
+        ({"channels": 2}, "the points have 1 feature: set model.net.channels to that, not 2"),
         ({"quantiser": VectorQuantiser(4, 3)}, "quantiser.width=3: it must be latent=4"),
     ],
 )

@@ -16,6 +16,7 @@ from lit_data.core.out_of_memory import make_memory_error, repeat
 from lit_data.predict.forward import Forward
 from lit_data.predict.runner import AHEAD, BatchSize, release_memory
 from lit_data.predict.tiles import Kind
+from lit_inspect.counts import counted
 
 T = TypeVar("T")
 ADVICE = "use a smaller tile_px or model, precision=bf16, or stop other programs on the device"
@@ -128,7 +129,7 @@ class MemoryLimit:
         if most < size.min_size:
             raise make_memory_error(
                 f"memory_limit_bytes={self._limit_bytes} ({decimal(self._limit_bytes)}) is too "
-                f"small for {size.min_size} tiles of {kind}: the model needs "
+                f"small for {counted(size.min_size, 'tile')} of {kind}: the model needs "
                 f"{decimal(weight_bytes)}, each tile {decimal(tile_bytes)}; {ADVICE}"
             )
         if self._threads > 1:

@@ -169,7 +169,7 @@ def test_a_memory_limit_bounds_the_batch(tiles: int) -> None:
 
 
 def test_a_limit_that_holds_no_tile_is_refused() -> None:
-    message = r"memory_limit_bytes=100 .100 bytes. is too small for 1 tiles? of 1x16x16 float32"
+    message = r"memory_limit_bytes=100 .100 bytes. is too small for 1 tile of 1x16x16 float32"
     with pytest.raises(BatchMemoryError, match=message):
         _predict(make_net(), memory_limit_bytes=100)
     with pytest.raises(BatchMemoryError, match="a single tile of 1x16x16 float32 does not fit"):

@@ -80,6 +80,7 @@ _LEAST_SCORE = 1e-9
 _NARROW = 0.2
 _NEAR = 6.0  # logits
 _NEAR_TICKS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+_LABEL_WIDTH = 0.1  # of an axis
 _FAR_TICKS = (1e-8, 1e-6, 1e-4, 0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
 
 
@@ -371,6 +372,7 @@ def draw_scores(
     ticks = np.array(_FAR_TICKS if np.ptp(places) > _NEAR else _NEAR_TICKS)
     if np.ptp(edges) < _NARROW:
         ticks = np.array(MaxNLocator(4).tick_values(edges[0], edges[-1]))
+    ticks = _thin_ticks(ticks, places)
     with _drawing(list(counts)) as drawing:
         axes = drawing.axes
         for number, (kind, images) in enumerate(counts.items()):
@@ -396,6 +398,18 @@ def draw_scores(
         f"scores of good and defective images in {stage}, and the threshold {threshold:.3g}"
     )
     return Chart("Scores of images", stage, drawing.uri, drawing.height_px, description)
+
+
+def _thin_ticks(ticks: Doubles, places: Doubles) -> Doubles:
+    """Return the scores whose labels do not overlap on an axis from the first place to the last."""
+    gap = _LABEL_WIDTH * (places[-1] - places[0])
+    thinned: list[float] = []
+    last = places[0] - gap
+    for tick, logit in zip(ticks.tolist(), _find_logits(ticks).tolist(), strict=True):
+        if last + gap <= logit <= places[-1]:
+            thinned.append(tick)
+            last = logit
+    return np.array(thinned)
 
 
 def _find_logits(scores: Doubles) -> Doubles:

@@ -109,6 +109,7 @@ def test_precision_and_scores_of_images_are_drawn_over_their_range() -> None:
         texts = {text.text for text in read_svg(chart).iter(f"{SVG}text")}
         assert {"good (4)", "defective (2)", "100%", "0.5"} <= texts
         assert f"threshold {edges[2]:g}" in texts
+        assert not {"0.001", "0.01"} <= texts, "their labels overlap"
 
 
 def test_chart_says_its_numbers_in_words() -> None:

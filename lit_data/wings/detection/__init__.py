@@ -1,4 +1,4 @@
-"""Boxes of objects: their files, samples, nets, scores and predictions."""
+"""Object detection with boxes: files, samples, nets, scores and predictions."""
 
 from typing import TYPE_CHECKING
 

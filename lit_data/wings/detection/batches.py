@@ -1,4 +1,4 @@
-"""Batches of images with boxes: scale and padding of their images, and parts that are cut out of them."""
+"""Batches of images with boxes: the scale and padding of each image, and slices of a batch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -10,16 +10,16 @@ from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.wings.detection.dataset import DetectionDataset
 
 IGNORED_KEY = "ignored"
-"""Key of a batch with regions, in the form of ``boxes``, where objects of their class count for nothing."""
+"""Key of a batch with regions, in the form of ``boxes``, in which objects of their class do not count."""
 
 
 def describe_fit(dataset: DetectionDataset, batch: Batch) -> list[Any]:
-    """Return scale and padding of each image in its sample, as YOLO trainers know it.
+    """Return the scale and padding of each image in its sample, in the form YOLO trainers use.
 
     Returns:
-        For each sample ``((height, width), ((scale of y, scale of x), (left, top)))``: px of the
-        image on the disk, or of the window, and px of the sample that lie before it; ``None`` where
-        mosaics are made.
+        For each sample ``((height, width), ((scale of y, scale of x), (left, top)))``: the size in
+        px of the image on the disk, or of the window, and the px of padding before the image in the
+        sample; ``None`` if mosaics are made.
     """
     if dataset.mosaic_of(int(batch["epoch"][0])) is not None:
         return [None] * len(batch["index"])
@@ -33,10 +33,10 @@ def cut_batch(batch: Any, batch_format: BatchFormat, start: int, stop: int) -> A
     """Return some samples of a batch.
 
     Args:
-        batch: A batch in its format, or a finished dict of ours.
-        batch_format: The format, spelled out.
-        start: The first sample.
-        stop: The one behind the last.
+        batch: Batch in the given format, or a finished dict of lit_data.
+        batch_format: Format, spelled out.
+        start: First sample.
+        stop: End of the samples, excluded.
     """
     if isinstance(batch, tuple):
         names = cast(Sequence[str], batch_format)
@@ -56,6 +56,6 @@ def _describe_one(
 def _cut(part: Any, name: str, start: int, stop: int) -> Any:  # noqa: ANN401 - a tensor, or a list
     if name not in ("boxes", IGNORED_KEY):
         return part[start:stop]
-    # Boxes of all images lie in one tensor, whose first column is the row of the image.
+    # One tensor holds the boxes of all images; its first column is the row of the image.
     boxes = part[(part[:, 0] >= start) & (part[:, 0] < stop)]
     return torch.cat((boxes[:, :1] - start, boxes[:, 1:]), dim=1)

@@ -1,4 +1,4 @@
-"""Objects that a detector missed, and its false alarms, among images with labels."""
+"""Objects that a detector missed, and its false alarms, in labeled images."""
 
 from collections.abc import Sequence
 from pathlib import Path, PurePath
@@ -24,17 +24,17 @@ from lit_data.wings.detection.windows import part_boxes
 
 _SHOWN = 6
 _LEAST_PX = 48.0
-_AROUND = 3.0  # sides of the box that are shown
+_AROUND = 3.0  # side of the shown window, in sides of the box
 
 
 class BoxError(NamedTuple):
     """An object that was missed, or a false alarm.
 
     Attributes:
-        image: Number of its image.
-        corners: (left, top, right, bottom) px of the image on the disk.
-        kind: Number of its class.
-        score: Of a false alarm; 0 of a missed object.
+        image: Number of the image.
+        corners: (left, top, right, bottom) px in the image on the disk.
+        kind: Number of the class.
+        score: Score of a false alarm; 0 for a missed object.
     """
 
     image: int
@@ -44,7 +44,7 @@ class BoxError(NamedTuple):
 
     @property
     def area_px(self) -> float:
-        """Area of its box."""
+        """Area of the box."""
         left, top, right, bottom = self.corners
         return (right - left) * (bottom - top)
 
@@ -54,11 +54,12 @@ class BoxErrors:
 
     Args:
         labels: Boxes of all images.
-        sizes_px: [I, 2] (height, width) of them on the disk.
+        sizes_px: [I, 2] (height, width) of the images on the disk.
 
     Attributes:
         missed: Objects that were not found.
-        false_alarms: Found boxes that are no object of their class, nor in an ignored region.
+        missed: Labeled objects without a matching detection.
+        false_alarms: Detections that match no object of their class and are in no ignored region.
     """
 
     def __init__(self, labels: LabelTable, sizes_px: Ints) -> None:
@@ -79,12 +80,12 @@ class BoxErrors:
         self.false_alarms += _list_errors(image, ranked, is_false)
 
     def draw(self, bank: ImageBank, names: Sequence[str], path: Path) -> None:
-        """Draw the largest missed objects, and below them the surest false alarms.
+        """Draw the largest missed objects, and below them the false alarms with the highest scores.
 
         Args:
-            bank: The images as they are stored.
-            names: Of the images.
-            path: Of the picture; nothing is drawn where there is no error.
+            bank: Stored images.
+            names: Names of the images.
+            path: Path of the picture; without errors, nothing is drawn.
         """
         missed = sorted(self.missed, key=lambda error: -error.area_px)[:_SHOWN]
         alarms = sorted(self.false_alarms, key=lambda error: -error.score)[:_SHOWN]
@@ -107,12 +108,12 @@ class BoxErrors:
         save_figure(figure, path, title, ("true box",))
 
     def _show(self, cell: Any, error: BoxError, bank: ImageBank) -> None:  # noqa: ANN401 - Axes
-        """Show what surrounds an error, with the true boxes there."""
+        """Show the surroundings of an error, with the true boxes there."""
         image = bank[error.image]
         scale = np.tile(image.shape[2:0:-1] / self._sizes_px[error.image][::-1], 2)
         left, top, right, bottom = error.corners * scale
         side = int(max(_LEAST_PX, _AROUND * (right - left), _AROUND * (bottom - top)))
-        # Of small images, and beside the edges of others, the window is what there is of it.
+        # In small images and near edges, the window is clipped to the image.
         height, width = (min(side, length) for length in image.shape[1:])
         y = int(np.clip((top + bottom - height) / 2, 0, image.shape[1] - height))
         x = int(np.clip((left + right - width) / 2, 0, image.shape[2] - width))

@@ -38,7 +38,7 @@ class Boxes(NamedTuple):
     Attributes:
         corners: [n, 4] (left, top, right, bottom) px.
         classes: [n] int64.
-        scores: [n] float32 in 0..1; empty for boxes that no model has found.
+        scores: [n] float32 in 0..1; empty for labeled boxes.
     """
 
     corners: Tensor
@@ -50,7 +50,7 @@ NO_BOXES = Boxes(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), torch.zer
 
 
 def find_true(batch: Batch, row: int, key: str = "boxes") -> Boxes:
-    """Return the true boxes, or the ``ignored`` regions, of a sample of a finished batch."""
+    """Return the true boxes, or the ``ignored`` regions, of one sample of a finished batch."""
     height, width = batch["image"].shape[-2:]
     boxes = batch[key][batch[key][:, 0] == row]
     # A row of boxes is (sample, class, cx, cy, w, h), the last four in fractions of the image.
@@ -62,9 +62,10 @@ def find_true(batch: Batch, row: int, key: str = "boxes") -> Boxes:
 
 
 def compare_boxes(predicted: Boxes, true: Boxes, ignored: Boxes) -> tuple[Boxes, Tensor, Tensor]:
-    """Return the predicted boxes by falling score, and what `match_objects` says of them.
+    """Sort predicted boxes by descending score, and compare them with the labels by `match_objects`.
 
-    That is which true boxes are missed, and which predicted ones are false alarms.
+    Returns:
+        The sorted boxes, a mask of the missed true boxes, and a mask of the predicted false alarms.
     """
     order = predicted.scores.argsort(descending=True, stable=True)
     ranked = Boxes(*(part[order] for part in predicted))
@@ -75,14 +76,15 @@ def compare_boxes(predicted: Boxes, true: Boxes, ignored: Boxes) -> tuple[Boxes,
 
 
 def paint_boxes(pixels: Array, boxes: Boxes, names: Sequence[str]) -> Array:
-    """Return a copy of a stored image with its objects drawn into it, [3, H, W] uint8."""
+    """Return a copy of a stored image with its objects drawn into it: [3, H, W] uint8."""
     import cv2
 
     painted = np.ascontiguousarray(np.moveaxis(stretch(pixels), 0, -1))
     for corners, kind, name in _name_boxes(boxes, names):
         left, top, right, bottom = np.rint(corners).astype(np.int64).tolist()
         colour = [round(255 * part) for part in _COLOURS(kind % 10)[:3]]
-        # OpenCV draws its second corner too; right and bottom of a box lie behind its last pixel.
+        # OpenCV includes its second corner; right and bottom of a box are one behind its last
+        # pixel.
         last_pixel = (max(left, right - 1), max(top, bottom - 1))
         cv2.rectangle(painted, (left, top), last_pixel, colour, 1)
         origin = (left, max(8, top - 2))  # below the upper edge of the image
@@ -100,7 +102,7 @@ def paint_boxes(pixels: Array, boxes: Boxes, names: Sequence[str]) -> Array:
 
 
 def open_cells(count: int, columns: int) -> tuple[Figure, list[Axes]]:
-    """Return at least `count` cells in rows; those beyond it are not visible."""
+    """Return at least `count` cells in rows; extra cells are invisible."""
     rows = -(-count // columns)
     figure, axes = new_axes(rows, columns, INCHES * rows + 0.7, width_inches=INCHES * columns)
     cells = cast(list[Axes], list(axes.flat))
@@ -128,15 +130,15 @@ def show_boxes(cell: Axes, image: Tensor, boxes: Boxes, names: Sequence[str]) ->
 def show_found(
     cell: Axes, image: Tensor, predicted: Boxes, true: Boxes, ignored: Boxes, names: Sequence[str]
 ) -> None:
-    """Show what a model finds in an image, with the colors of `FOUND_LABELS`.
+    """Show the objects a model finds in an image, in the colors of `FOUND_LABELS`.
 
     Args:
         cell: Axes to draw into.
         image: [C, H, W] in 0..1.
-        predicted: Boxes of the model.
-        true: Labeled boxes. A predicted box finds one of its class at an IoU of 0.5 or more.
-        ignored: Regions in which no box of their class is wrong.
-        names: Of the classes.
+        predicted: Boxes found by the model.
+        true: Labeled boxes. A predicted box matches one of its class at an IoU of 0.5 or more.
+        ignored: Regions in which no box of their class is a false alarm.
+        names: Names of the classes.
     """
     show_pixels(cell, image)
     ranked, is_missed, is_false = compare_boxes(predicted, true, ignored)
@@ -155,11 +157,11 @@ def _outline_boxes(
     *,
     text_colour: str = "black",
 ) -> None:
-    """Draw a rectangle and a name for each box, in a color of its own."""
+    """Draw a rectangle and a name for each box, each in its own color."""
     for colour, (corners, _, name) in zip(colours, _name_boxes(boxes, names), strict=True):
         left, top = outline_box(cell, corners, colour)
         frame = {"facecolor": colour, "edgecolor": "none", "pad": 0.6}
-        # Above the box; inside where nothing of the image is above it, as the name would be cut off.
+        # Above the box, or inside it at the top of the image, where the name would be cut off.
         side = "bottom" if top > _NAME_HEIGHT * image.shape[-2] else "top"
         left, top = max(left, -0.5), max(top, -0.5)
         cell.text(left, top, name, fontsize=6, color=text_colour, va=side, bbox=frame, clip_on=True)
@@ -167,7 +169,7 @@ def _outline_boxes(
 
 def outline_box(cell: Axes, corners: Sequence[float] | Array, colour: Any) -> tuple[float, float]:  # noqa: ANN401 - any of Matplotlib's
     """Draw a rectangle around (left, top, right, bottom) px; return left and top in the cell."""
-    # Matplotlib puts the centres of pixels at whole numbers, boxes put their corners there.
+    # Matplotlib puts the centers of pixels at whole numbers, boxes put their corners there.
     left, top, right, bottom = (float(edge) - 0.5 for edge in corners)
     rectangle = Rectangle(
         (left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=1.2
@@ -177,9 +179,9 @@ def outline_box(cell: Axes, corners: Sequence[float] | Array, colour: Any) -> tu
 
 
 def _name_boxes(boxes: Boxes, names: Sequence[str]) -> Iterator[tuple[list[float], int, str]]:
-    """Yield corners, class and text of each box.
+    """Yield the corners, class and text of each box.
 
-    A class that the dataset does not know has its number for a name; true boxes have no score.
+    A class that the dataset does not have is shown by its number; true boxes have no score.
     """
     corners = boxes.corners.tolist()
     scores = boxes.scores.tolist()

@@ -1,4 +1,4 @@
-"""`BoxTruth`: which images show a defect, by their boxes."""
+"""`BoxTruth`: decides by boxes which images show a defect."""
 
 from collections.abc import Sequence
 
@@ -12,16 +12,16 @@ _SEVERAL = "several"
 
 
 class BoxTruth:
-    """Truth of images with boxes, see `KnowsTruth`: those with a box show a defect.
+    """Truth of images with boxes, see `KnowsTruth`: an image with a box shows a defect.
 
-    An image whose regions are all ignored may show one or not. Where no image has a box, nothing is
-    known.
+    It is unknown for an image with ignored regions only. If no image has a box, the truth of all
+    images is unknown.
 
     Args:
         labels: Boxes of all images.
 
     Attributes:
-        image_kinds: The class of the boxes of each, or ``several``; ``good`` without a box.
+        image_kinds: Class of the boxes of each image, or ``several``; ``good`` without a box.
     """
 
     def __init__(self, labels: LabelTable) -> None:
@@ -41,15 +41,15 @@ class BoxTruth:
         self.image_kinds = kinds
 
     def has_defect(self, number: int, /) -> bool | None:
-        """Return True if an image shows a defect; None where nothing says it."""
+        """Return True if an image shows a defect; None if it is unknown."""
         return self._has_defect[number]
 
     def read_mask(self, number: int, /) -> Array | None:
-        """Return None, as nothing is known of pixels."""
+        """Return None, because boxes say nothing about single pixels."""
         return None
 
     def describe_doubt(self) -> str:
-        """Return why the truth of images is not known, and what to do; empty where it is."""
+        """Return why the truth of images is unknown, and what to do; empty if it is known."""
         if self.image_kinds:
             return ""
         return (

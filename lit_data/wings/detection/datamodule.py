@@ -1,4 +1,4 @@
-"""`DetectionDataModule`: images with boxes, for detectors, and what YOLO trainers want to know of a batch."""
+"""`DetectionDataModule`: images with boxes for detectors, also in the format of YOLO trainers."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -56,15 +56,15 @@ log = logging.getLogger(__name__)
 
 MosaicPlace = Literal["worker", "device"]
 MOSAIC_KEY = "mosaic"
-"""Key of a planned batch with the tiles that its device draws."""
+"""Key of a planned batch with the mosaic tiles that the device draws."""
 SHAPES_KEY = "shapes"
-"""Key of a batch for a YOLO trainer with scale and padding of each image in its sample."""
+"""Key of a YOLO trainer's batch with the scale and padding of each image in its sample."""
 _BYTE = 255.0
 _YOLO = ("image", "boxes", "path", SHAPES_KEY)
 
 
 class DetectionDataModule(BaseDataModule[DetectionDataset]):
-    """Images with boxes; training samples may be mosaics.
+    """Images with boxes, optionally trained on as mosaics.
 
     A batch is a dict:
 
@@ -80,45 +80,48 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
     ``path``           B paths                  of that image
     ``epoch``          [B] int64                epoch the sample was drawn for
     ``window``         [B, 2] int64             (top, left) px of the window in its image, with `patch_px`
-    ``ignored``        [M, 6] float32           as ``boxes``: regions in which objects of the class count for nothing
-    ``ignored_count``  [B] int64                regions of each image; both only where the labels have some
+    ``ignored``        [M, 6] float32           as ``boxes``: regions in which objects of the class
+    do not count
+    ``ignored_count``  [B] int64                regions of each image; both keys only if the labels
+    have regions
     =================  =======================  ==================================================================
 
     `batch_format=yolo` is the tuple that YOLO trainers take: images, targets (``boxes``), paths,
-    and for each sample ``((height, width), ((scale of y, scale of x), (left, top)))``, how its
-    image was fitted; ``None`` for mosaics. `torchvision` is (images, targets) for its detectors,
-    `ultralytics` the dict of the v8 losses.
+    and for each sample ``((height, width), ((scale of y, scale of x), (left, top)))``, which is how
+    its image was fitted; ``None`` for mosaics. `torchvision` is (images, targets) for its
+    detectors, `ultralytics` the dict of the v8 losses.
 
-    With `patch_px`, samples are windows of images at full resolution, and each is an image of its
-    own for mosaics, augmentation and validation; `predict` joins what is found in the windows of an
+    With `patch_px`, samples are windows of images at full resolution. Mosaics, augmentation and
+    validation treat each window as an image; `predict` joins the objects found in the windows of an
     image.
 
     Args, beside those of `DetectionSource` and `BaseDataModule`:
         size_px: (height, width) that whole images are scaled to fit, or one number; 320 by default.
             Excludes `patch_px`.
-        patch_px: (height, width) of windows of images, or one number; none takes whole images.
-        stride_px: (down, right) from one window to the next, or one number; by default such that
-            the largest object fits into what two windows share, which is at most half of one.
+        patch_px: (height, width) of windows of images, or one number; None takes whole images.
+        stride_px: (down, right) from one window to the next, or one number. By default, windows
+            overlap by the size of the largest object, and by half a window at most.
         sampling: Choice of the training samples.
-        mosaic: Sizes and number of the tiles of training samples; none shows each image alone.
-        mosaic_on: `worker` draws mosaics of any images of the split. `device` has each image cross
-            the bus once, and makes mosaics there of images of the same batch, see
+        mosaic: Sizes and number of the tiles of training samples; None shows each image alone.
+        mosaic_on: `worker` draws mosaics from any images of the split. `device` copies each image
+            to the device once and makes mosaics there from images of the same batch, see
             `DetectionDataset.plan_batch`: for fast devices.
-        augment: Augmentation of the training split, or a mapping of stages to theirs.
-        near_duplicates: `together` keeps near-duplicates (saved again, scaled, brighter)
-            in one split, where splits are fractions; `apart` does not search for them.
-        groups: A regular expression; images in whose paths it, or its first group, matches the
-            same (a lot, a panel) stay in one split.
-        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 of
-            float32.
-        synthesis: Synthetic defects of training samples, beside the objects that these show; where
-            no image has a box, of those that are scored too.
-        synthetic_class: Class of synthetic defects, or for names of their families, the only ones
-            then, theirs; none where there is one class.
+        augment: Augmentation of the training split, or a mapping of stages to augmentations.
+        near_duplicates: `together` keeps near-duplicates (saved again, scaled, brighter) in one
+            split if splits are fractions; `apart` does not search for them.
+        groups: A regular expression; images whose paths have the same match of it, or of its first
+            group (a lot, a panel), stay in one split.
+        value_range: Pixel values that become 0 and 1; by default the full range of an unsigned
+            dtype, and 0..1 for float32.
+        synthesis: Synthetic defects, added to the objects of training samples. If no image has a
+            box, validation and test samples get them too.
+        synthetic_class: Class of all synthetic defects, or a mapping from names of families to
+            classes, which then restricts synthesis to these families; None if there is only one
+            class.
 
     Attributes:
         bank: The stored images.
-        windows: Their windows; none where samples are whole images.
+        windows: Windows of the images; None if samples are whole images.
 
     Raises:
         ConfigError: An option is out of its range.
@@ -201,10 +204,10 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         return self.files.labels.classes
 
     def overlap_windows(self, overlap_px: int) -> None:
-        """Cut images into windows anew, with so many pixels that neighboring ones share.
+        """Cut images into windows again, with neighbors that overlap by `overlap_px` pixels.
 
         Raises:
-            ConfigError: Samples are whole images, or the windows are no larger.
+            ConfigError: Samples are whole images, or the windows are no larger than the overlap.
         """
         height, width = self.source.patch_px or (0, 0)
         if not 0 <= overlap_px < min(height, width):
@@ -218,7 +221,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         self._datasets = {}
 
     def find_whole(self, image: int) -> WholeImage | None:
-        """Return an image with its windows and boxes; none where samples are whole images."""
+        """Return an image with its windows and boxes; None if samples are whole images."""
         if self.windows is None:
             return None
         return self.windows.find_whole(image, self.files.labels.of(image))
@@ -230,7 +233,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
 
     @property
     def chosen_options(self) -> dict[str, Any]:
-        """Options that the data have chosen, for the checkpoint."""
+        """Options that were chosen from the data, for the checkpoint."""
         if self.windows is None:
             return {}
         grid = self.windows.bank.grid
@@ -247,7 +250,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         return self.source.find_classes()
 
     def build_dataset(self, stage: Stage) -> DetectionDataset:
-        """Return the images of one stage; all of them to predict."""
+        """Return the images of one stage; all images for ``predict``."""
         synthetic = self._choose_synthetic(stage)
         if stage != "predict" and synthetic is None and not self.files.labels.object_count:
             raise DataError(
@@ -281,7 +284,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
     def _choose_positives(
         self, stage: Stage, labels: LabelTable, images: Ints, sources: Ints
     ) -> PositiveImages | None:
-        """Return the choice of the samples of a stage; none where each is taken once."""
+        """Return the sampling of training images; None if each sample is taken once."""
         if self.synthesis is not None and self.sampling.positives == "auto":
             counts = np.diff(labels.ends, prepend=0)
             if not counts[images].any():  # all of them are backgrounds
@@ -307,12 +310,12 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
 
     @override
     def make_loader(self, stage: Stage) -> MicroBatchLoader:
-        # The run's length is known now; the dataset may have been made before, for pictures.
+        # The length of the run is known now; the dataset may have been made before, for pictures.
         self.dataset(stage).mosaic_epochs = self._count_mosaic_epochs()
         return super().make_loader(stage)
 
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
-        """Name the files, and draw mosaics and augmentation of each sample from its own streams."""
+        """Add the paths, and plan the mosaics and augmentation of each sample from its random stream."""
         dataset = self.dataset(stage)
         paths = [self.bank.name(image) for image in batch["image_index"].tolist()]
         planned = batch | {"path": paths} | plan_mosaics(dataset, batch)
@@ -340,7 +343,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         return cut_batch(batch, self.batch_format, start, stop)
 
     def describe(self) -> dict[str, Any]:
-        """Return numbers about the opened dataset: images, boxes and classes."""
+        """Return facts about the opened dataset: numbers of images and boxes, and the classes."""
         images = {f"{split}_images": len(self.files.splits[split]) for split in SPLITS}
         labels = self.files.labels
         counts = {"boxes": labels.object_count, "classes": ", ".join(self.classes)}
@@ -379,7 +382,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
 
     @property
     def _has_bytes(self) -> bool:
-        """True if pixels are bytes and take all of their range, as augmentation takes them."""
+        """True if pixels are bytes with their full range, as augmentation expects."""
         is_whole = (self.values.low, self.values.high) == (0.0, _BYTE)
         return self.bank.dtype == np.uint8 and is_whole
 
@@ -395,7 +398,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         return labels.object_count < len(labels.boxes)
 
     def _count_mosaic_epochs(self) -> int | None:
-        """Return the epochs of the run that have mosaics; None if its length is not known."""
+        """Return the number of epochs that have mosaics; None if the run's length is unknown."""
         most = self.trainer.max_epochs if self.trainer else None
         if self.mosaic is None or most is None or most < 0:
             return None
@@ -433,7 +436,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
 
 
 def plan_mosaics(dataset: DetectionDataset, batch: Batch) -> Batch:
-    """Return tiles and boxes of mosaics that the device draws; nothing where workers do, or without any."""
+    """Return tiles and boxes of mosaics that the device draws; empty if workers draw them, or without mosaics."""
     epoch = int(batch["epoch"][0])
     spec = dataset.mosaic_of(epoch)
     if spec is None or dataset.draws_mosaics:
@@ -448,7 +451,7 @@ def plan_mosaics(dataset: DetectionDataset, batch: Batch) -> Batch:
 
 
 def _count_rows(key: str, boxes: Tensor, count: int) -> Batch:
-    """Return boxes, which lie in the order of their rows, with the number of each of so many rows."""
+    """Return boxes, sorted by row, with the number of boxes of each of `count` rows."""
     # `bincount` would wait for the device.
     starts = torch.arange(count + 1, dtype=boxes.dtype, device=boxes.device)
     counts = torch.searchsorted(boxes[:, 0].contiguous(), starts).diff()

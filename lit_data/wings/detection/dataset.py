@@ -1,4 +1,4 @@
-"""`DetectionDataset`: images with boxes, alone or as mosaics, written straight into the rows of a batch."""
+"""`DetectionDataset`: images with boxes, alone or as mosaics, written directly into the rows of a batch."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -32,63 +32,62 @@ _DTYPES = ("uint8", "uint16", "float32")  # that OpenCV scales
 _KEEP_ALL = MosaicSpec(min_box_px=0, min_box_visible=0, max_box_aspect=math.inf)
 
 _CUTS = np.arange(5)
-"""Tiles may be cut this many pixels further out, where that edge comes closer to a whole pixel of the output."""
+"""Px by which a cut of a tile may move outward, if that brings its edge closer to a whole pixel of the output."""
 _CLOSE_PX = 0.1
-"""An edge that is as close needs no other cut."""
+"""Distance from a whole pixel of the output at which an edge needs no other cut."""
 _BEYOND_PX = 8.0
-"""How far beyond its window a tile is drawn for a closer edge, in the output."""
+"""Farthest that a tile is drawn beyond its window for a closer edge, in px of the output."""
 
 
 class BatchMosaics(NamedTuple):
-    """Mosaics of a batch, made of its own images, to be drawn later."""
+    """Mosaics of a batch, made from its own images, to be drawn later."""
 
     plan: MosaicPlan
-    """Its images are numbers of samples of the batch."""
+    """Tiles; their image numbers are samples of the batch."""
     places_px: Ints
     """[B, 4] (top, left, bottom, right) of each image in its own sample."""
     boxes: Floats
     """[N, 6] (row, class, cx, cy, w, h), the last four in fractions of H and W, in the order of the rows."""
     counts: Ints
-    """[B] how many boxes each sample has."""
+    """[B] number of boxes of each sample."""
 
 
 class DetectionDataset(BankDataset):
-    """Images of one split, map-style; writes many samples at once.
+    """Map-style images of one split; writes many samples at once.
 
     A sample is a dict:
 
-    - ``image`` [C, H, W] of the dtype of the bank: the image as large as it fits, in the middle of
-      gray; or a mosaic of several;
-    - ``boxes`` [n, 6] float32: (0, class, cx, cy, w, h), the last four in fractions of H and W; in a
-      batch they lie flat, and the first column is the row;
-    - ``index`` int64: number of the image among those of *all* splits, of which its random stream
-      is made;
+    - ``image`` [C, H, W] of the dtype of the bank: the image scaled to fit, in the middle of gray;
+      or a mosaic of several images;
+    - ``boxes`` [n, 6] float32: (0, class, cx, cy, w, h), the last four in fractions of H and W; a
+      batch has one flat array of boxes, whose first column is the row;
+    - ``index`` int64: number of the image among those of *all* splits, which seeds the sample's
+      random stream;
     - ``image_index`` int64: the same number, that of the image in the bank;
-    - ``shape`` [2] int64: (height, width) px of the image as it lies on the disk;
+    - ``shape`` [2] int64: (height, width) px of the image on the disk;
     - ``epoch`` int64: the epoch it was read for;
-    - ``draw`` int64: number of the sample in the split, of which its random stream is made; only
+    - ``draw`` int64: number of the sample in the split, which seeds its random stream instead; only
       with `positives`.
 
     Args:
         bank: Decoded images, [C, h, w] uint8, uint16 or float32 each, of any size.
-        labels: Their boxes.
+        labels: Boxes of the images.
         original_px: [I, 2] (height, width) of the images on the disk.
-        images: Numbers of this split's images; all of them by default. Mosaics take partners from
-            these alone.
+        images: Numbers of this split's images, all by default. Mosaics use only these.
         size_px: (H, W) of a sample.
-        mosaic: How mosaics are made; none shows each image alone.
-        mosaic_epochs: Mosaics are made before this epoch; none makes them in all. Samples of later
-            epochs show one image as it is, with all its boxes.
-        draws_mosaics: Samples are mosaics; otherwise they show one image each, and `plan_batch`
-            plans mosaics of a batch of them.
-        seed: Seed of every draw.
-        positives: Draws the image of each sample; none takes each image once.
-        synthetic: Draws defects into the samples, whose boxes come behind those of the image.
+        mosaic: How mosaics are made; None shows each image alone.
+        mosaic_epochs: Mosaics are made before this epoch; None makes them in all epochs. Samples of
+            later epochs show one image as it is, with all its boxes.
+        draws_mosaics: True if samples are mosaics; otherwise they show one image each, and
+            `plan_batch` plans mosaics from a batch of them.
+        seed: Seed of all random numbers.
+        positives: Chooses the image of each sample; None takes each image once.
+        synthetic: Draws defects into the samples, and adds their boxes after those of the image.
         fill: Pixel value of the gray.
 
     Raises:
-        DataError: Images are of another dtype.
-        ConfigError: Labels or sizes are of another number of images.
+        DataError: Images have another dtype.
+        ConfigError: The numbers of images, labels and sizes differ.
     """
 
     def __init__(
@@ -135,14 +134,14 @@ class DetectionDataset(BankDataset):
         return len(self.images)
 
     def find_lack(self) -> str:
-        """Return what scores are made of, where no image has a box."""
+        """Return ``boxes`` if no image has one, so that scores lack them; otherwise an empty string."""
         has_box = any((self.labels.of(image)[:, 0] >= 0).any() for image in self.images.tolist())
         return "" if has_box or self.synthetic is not None else "boxes"
 
     @property
     @override
     def runs(self) -> SampleRuns | Callable[[int], SampleRuns] | None:
-        """See `BankDataset`; none where mosaics take parts of any images."""
+        """See `BankDataset`; None if mosaics take parts of any images."""
         if self.mosaic is not None and self.draws_mosaics:
             return None
         return super().runs if self.positives is None else self._group_runs
@@ -155,7 +154,7 @@ class DetectionDataset(BankDataset):
 
     @override
     def write_into(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
-        """See `BankDataset`; the number of boxes stands under ``boxes_count``."""
+        """See `BankDataset`; ``boxes_count`` gets the number of boxes."""
         images = self.images_of(indices, epoch)
         streams = images if self.positives is None else indices
         plan = self.plan(images, epoch, streams)
@@ -169,7 +168,7 @@ class DetectionDataset(BankDataset):
             boxes = np.concatenate((boxes, synthetic))
             boxes = boxes[np.argsort(boxes[:, 0], kind="stable")]
             counts = np.bincount(boxes[:, 0].astype(np.int64), minlength=len(images))
-        # Boxes lie flat in the order of the rows: each goes to the next place of its row.
+        # Boxes are flat and sorted by row: each goes to the next place of its row.
         box_in_row = np.arange(len(boxes)) - np.repeat(np.cumsum(counts) - counts, counts)
         row = np.repeat(np.arange(len(counts)), counts)
         rows["boxes"][row, box_in_row, 0] = 0
@@ -183,14 +182,14 @@ class DetectionDataset(BankDataset):
             rows["draw"][:] = indices
 
     def mosaic_of(self, epoch: int) -> MosaicSpec | None:
-        """Return how samples of an epoch are put together; None if each shows one image."""
+        """Return how the mosaics of an epoch are made; None if each sample shows one image."""
         return self.mosaic if self.mosaic_epochs is None or epoch < self.mosaic_epochs else None
 
     def plan(self, images: Ints, epoch: int, streams: Ints | None = None) -> MosaicPlan:
-        """Plan the tiles that the samples of some images have in an epoch.
+        """Plan the tiles of samples in an epoch.
 
         Args:
-            images: [M] their numbers.
+            images: [M] numbers of the images.
             epoch: The epoch.
             streams: [M] numbers of the samples' random streams; by default those of the images.
         """
@@ -210,16 +209,16 @@ class DetectionDataset(BankDataset):
     ) -> BatchMosaics:
         """Plan mosaics of a batch of samples that show one image each.
 
-        Each sample has its own random stream, as when it is written as a mosaic, but draws its
-        partners from the batch: their pixels are on the device then. So it depends on the images
-        beside it. A batch is still the same in each run, resumed or not, because which images it
-        has is a pure function of (seed, epoch, its number); but another batch size or number of
-        ranks gives other mosaics.
+        Each sample has its own random stream, as if it were written as a mosaic, but takes its
+        partners from the batch, because their pixels are already on the device. A mosaic thus
+        depends on the other images of its batch. A batch is still the same in each run, resumed or
+        not, because its images are a pure function of (seed, epoch, number of the batch). But
+        another batch size or number of ranks gives other mosaics.
 
         Args:
-            images: [B] their images.
+            images: [B] numbers of the images.
             spec: How mosaics are made.
-            epoch: The epoch they were read for.
+            epoch: Epoch the images were read for.
             streams: [B] numbers of the samples' random streams; by default those of the images.
         """
         rows = np.arange(len(images))
@@ -239,23 +238,23 @@ class DetectionDataset(BankDataset):
         return BatchMosaics(plan, places_px, boxes, counts)
 
     def find_places(self, images: Ints) -> Ints:
-        """Locate images that are alone in their samples: [M, 4] (top, left, bottom, right) px."""
+        """Locate images in samples that show one image each: [M, 4] (top, left, bottom, right) px."""
         return self._plan_alone(images).window
 
     def describe_sample(self, index: int) -> str:
-        """Name one sample of this split for a message, by its file."""
+        """Name one sample of this split by its file, for a message."""
         if self.positives is not None:
             return f"sample {index}, whose image is chosen again in each epoch"
         return show_path(self.bank.name(int(self.images[index])))
 
     def find_originals(self, boxes: Doubles, images: Ints) -> Doubles:
-        """Locate boxes in the images on the disk, of samples that show one image each.
+        """Convert boxes of samples that show one image each to pixels of the images on the disk.
 
-        Boxes are cut to their images.
+        Boxes are clipped to their images.
 
         Args:
             boxes: [N, 4] (left, top, right, bottom) px of a sample.
-            images: [N] number of its image.
+            images: [N] number of the image of each box.
 
         Returns:
             [N, 4] (left, top, right, bottom) px.
@@ -268,11 +267,11 @@ class DetectionDataset(BankDataset):
         return np.clip(in_tile * original_px / stored_px, 0, original_px)
 
     def _leave_grey_out(self, plan: MosaicPlan) -> MosaicPlan:
-        """Return tiles whose rectangles hold pixels of images alone."""
+        """Return tiles whose rectangles contain pixels of images only."""
         return plan
 
     def _spec_of(self, epoch: int) -> MosaicSpec | None:
-        """Return the mosaics that samples of an epoch are themselves, if any."""
+        """Return how mosaics are made if the dataset itself draws those of an epoch; otherwise None."""
         return self.mosaic_of(epoch) if self.draws_mosaics else None
 
     def _plan_alone(self, images: Ints) -> MosaicPlan:
@@ -291,13 +290,13 @@ class DetectionDataset(BankDataset):
     def _find_boxes(
         self, plan: MosaicPlan, images: Ints, sizes_px: Ints, samples: int, limits: MosaicSpec
     ) -> tuple[Floats, Ints]:
-        """Return the boxes of samples, moved and cut as their tiles are.
+        """Return the boxes of samples, moved and cut like their tiles.
 
         Args:
             plan: T tiles.
-            images: [T] whose boxes each tile has.
-            sizes_px: [I, 2] (height, width) of the images that the plan counts.
-            samples: B, number of samples.
+            images: [T] number of the image that each tile has its boxes from.
+            sizes_px: [I, 2] (height, width) of the images that the plan numbers.
+            samples: Number of samples, B.
             limits: Limits of the boxes that stay.
 
         Returns:
@@ -336,18 +335,18 @@ class DetectionDataset(BankDataset):
         return fields
 
 
-# A warp of any matrix costs three times what scaling costs, whose cut of the tile and whose drawing
-# are whole pixels. So each side of a tile is moved to the nearest whole pixel of the output: less
-# than half a pixel, most often far less.
+# A warp by any matrix costs three times as much as scaling, which cuts and draws whole pixels only.
+# So each side of a tile is moved to the nearest whole pixel of the output: by less than half a
+# pixel, usually by far less.
 
 
 def draw_tiles(rows: Array, plan: MosaicPlan, bank: ImageBank, fill: float = FILL) -> None:
-    """Fill samples with their tiles; what none covers becomes gray.
+    """Fill samples with their tiles; pixels without a tile become gray.
 
     Args:
-        rows: [M, C, H, W], written.
+        rows: [M, C, H, W]; written.
         plan: The tiles.
-        bank: The images, [C, h, w] of the same dtype each.
+        bank: Images, [C, h, w] of the same dtype each.
         fill: Pixel value of the gray.
     """
     import cv2
@@ -382,37 +381,37 @@ def draw_tiles(rows: Array, plan: MosaicPlan, bank: ImageBank, fill: float = FIL
 
 
 def _find_uncovered(rows: Array, plan: MosaicPlan, seen: Ints) -> set[int]:
-    """Return the samples that their tiles, which never overlap, do not fill."""
+    """Return the samples that are not filled by their tiles, which never overlap."""
     areas = (plan.window[seen, 2:] - plan.window[seen, :2]).prod(1)
     covered = np.bincount(plan.row[seen], areas, minlength=len(rows))
     return set(np.flatnonzero(covered < rows.shape[2] * rows.shape[3]).tolist())
 
 
 def _choose_cuts(plan: MosaicPlan, seen: Ints, sizes_px: Ints) -> tuple[Ints, Ints]:
-    """Choose the part of each tile that is scaled, and its target: a rectangle that holds its window.
+    """Choose the part of each tile to scale, and the rectangle it is drawn to, which contains its window.
 
     Args:
         plan: The tiles.
-        seen: [T] which of them.
+        seen: [T] numbers of the visible tiles.
         sizes_px: [T, 2] (height, width) of their images.
 
     Returns:
-        [T, 4] (top, left, bottom, right) in px of the tile, and in px of the output.
+        [T, 4] (top, left, bottom, right) in px of the tile, and the same in px of the output.
     """
     scale, origin = plan.scale[seen, None, None], plan.origin[seen][:, :, None]
     window, sizes = plan.window[seen][:, :, None], sizes_px[:, :, None]
-    # Half a pixel of the tile more than is shown: its pixels lie between two of their neighbours.
+    # Half a pixel of the tile more than is shown, because scaling interpolates between neighbors.
     first = np.floor(window[:, :2] / scale - origin - 0.5) - _CUTS
     last = np.ceil(window[:, 2:] / scale - origin + 0.5) + _CUTS
     edges = np.concatenate((np.maximum(first, 0), np.minimum(last, sizes)), axis=1)  # [T, 4, cuts]
     exact = (edges + np.tile(origin, (1, 2, 1))) * scale
-    # As windows are rounded; half a pixel that was computed otherwise goes down.
+    # Rounded as windows are; half a pixel with a rounding error goes down.
     nearest = np.ceil(exact - 0.5 - 1e-6)
     off_px = np.where((_CUTS > 0) & (_CUTS * scale > _BEYOND_PX), np.inf, np.abs(exact - nearest))
     best = np.maximum(off_px, _CLOSE_PX).argmin(2, keepdims=True)
     cuts = np.take_along_axis(edges, best, 2)[..., 0].astype(np.int64)
     targets = np.take_along_axis(nearest, best, 2)[..., 0].astype(np.int64)
-    # What is drawn holds the whole window.
+    # The drawn rectangle contains the whole window.
     low = np.minimum(targets[:, :2], window[:, :2, 0])
     high = np.maximum(targets[:, 2:], window[:, 2:, 0])
     return cuts, np.concatenate((low, high), axis=1)

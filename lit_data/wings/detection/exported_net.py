@@ -1,4 +1,4 @@
-"""The net of a detector that is exported."""
+"""The exported net of a detector."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -27,10 +27,10 @@ from lit_data.wings.detection.model.net import Predictions
 
 
 class BoxNet(nn.Module):
-    """Boxes and probabilities of a detector at all of its places, before any is dropped.
+    """Boxes and probabilities of a detector at all of its places, before suppression.
 
     Args:
-        model: A `DetectionModule`, or another one that gives `Predictions`.
+        model: `DetectionModule`, or another one that returns `Predictions`.
         classes: Number of classes.
     """
 
@@ -41,14 +41,15 @@ class BoxNet(nn.Module):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Find the boxes of images [B, C, h, w] float32 in 0..1.
+        """Find the boxes in images [B, C, h, w] float32 in 0..1.
 
         Returns:
-            [B, P, 4 + classes]: (left, top, right, bottom) in fractions of the image, cut to it,
+            [B, P, 4 + classes]: (left, top, right, bottom) in fractions of the image, clipped to
+            it,
             and the probability of each class.
 
         Raises:
-            ConfigError: The module gives something else.
+            ConfigError: The module returns something else, or another number of classes.
         """
         predictions = self.model(images)
         is_known = isinstance(predictions, Predictions)
@@ -64,14 +65,14 @@ class BoxNet(nn.Module):
 
 
 def describe_boxes(data: DetectionDataModule, request: ExportRequest) -> NetFacts:
-    """Describe the net of a model that finds objects.
+    """Describe the net of a detector for export.
 
     Args:
-        data: Opened; some of its images become golden inputs.
+        data: Opened datamodule; some of its images become golden inputs.
         request: Model and options.
 
     Raises:
-        ConfigError: The model is of another kind, or an option is not for files.
+        ConfigError: The model is of another kind, or an option is not supported in files.
         DataError: No image can be read.
     """
     from lit_inspect.boxes import BoxRules
@@ -98,7 +99,7 @@ def describe_boxes(data: DetectionDataModule, request: ExportRequest) -> NetFact
 
     probes = [cut_input(pixels)[0] for pixels in read_spread(data.bank, data.source, PROBES)]
     with torch.inference_mode():
-        net(probes[0][None])  # what it cannot say is refused before it is traced
+        net(probes[0][None])  # refuses an unsupported output before tracing
     return NetFacts(
         net=net,
         probes=probes,

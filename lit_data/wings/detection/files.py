@@ -70,17 +70,17 @@ _SIDE_FILES = (*YAML_FILES, *CLASS_FILES, *COCO_PLACES)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DetectionFiles:
-    """The images of a detection set.
+    """The images of a detection dataset.
 
     Args:
-        images: Their paths, in the order of their names.
-        labels: The boxes of each.
-        splits: For each of train, val, test the ascending numbers of its images.
-        sizes_px: [I, 2] int64 (height, width) of each.
-        fractions: Of the splits, where these were shared out so.
+        images: Paths of the images, sorted by name.
+        labels: Boxes of each image.
+        splits: Ascending image numbers for each of train, val, test.
+        sizes_px: [I, 2] int64 (height, width) of each image.
+        fractions: Fractions of the splits, if images were split by fractions.
 
     Raises:
-        ConfigError: They do not fit together.
+        ConfigError: These arguments do not match each other.
     """
 
     images: tuple[str, ...]
@@ -130,13 +130,13 @@ class _Labels:
 
 
 class Listing(NamedTuple):
-    """Names of a dataset, of which no image is opened.
+    """Names of a dataset, listed without opening an image.
 
     Attributes:
-        folder: Its images.
-        labels: Their labels.
-        named: Images of each split, unless they go by fractions.
-        members: Numbers of the images that belong to it.
+        folder: Images of the dataset.
+        labels: Labels of the images.
+        named: Images of each split; None if splits are fractions.
+        members: Numbers of the images that belong to the dataset.
     """
 
     folder: _Folder
@@ -145,10 +145,10 @@ class Listing(NamedTuple):
     members: Sequence[int]
 
     def locate_images(self) -> tuple[str, ...]:
-        """Return the paths of the images, bad ones among them.
+        """Return the paths of the images, including unreadable ones.
 
         Raises:
-            DataError: Lists what is wrong with all lists.
+            DataError: Split lists or label files are bad; all faults are listed.
         """
         self.folder.faults.raise_if_any()
         return self.folder.locate(self.members)
@@ -169,39 +169,39 @@ def find_detection_files(
     examine: Callable[[Sequence[str]], Problems] | None = None,
     leftovers: Leftovers | None = None,
 ) -> DetectionFiles:
-    """Find images, boxes and splits of a detection set, without decoding an image.
+    """Find images, boxes and splits of a detection dataset, without decoding an image.
 
-    Images lie in ``images`` or ``JPEGImages``, in ``train/images`` and so on, or anywhere. YOLO
-    text lies in ``labels``, in the same folders below it as the images below ``images``. COCO JSON
-    is ``annotations/instances_*.json``, ``annotations/train.json`` and so on, or
-    ``_annotations.coco.json`` beside the images or in ``train`` and so on. VOC XML lies in
+    Images are in ``images`` or ``JPEGImages``, in ``train/images`` and so on, or anywhere. YOLO
+    text is in ``labels``, in the same subfolders as the images in ``images``. COCO JSON is
+    ``annotations/instances_*.json``, ``annotations/train.json`` and so on, or
+    ``_annotations.coco.json`` beside the images or in ``train`` and so on. VOC XML is in
     ``Annotations``, ``annotations``, ``annotations_voc``, ``annots`` or ``xmls``. Without these
-    ``a.txt`` or ``a.xml`` is read beside ``a.jpg``. Images that no list, or no COCO file, names are
-    left out of a set that has these.
+    folders, ``a.txt`` or ``a.xml`` is read beside ``a.jpg``. If a dataset has lists or COCO files,
+    images that they do not name are skipped.
 
     Args:
-        root: Folder of the set.
-        label_format: `auto` takes the first of yolo, coco, voc that is there, and where `classes`
-            are named none; `none` takes the images alone.
+        root: Folder of the dataset.
+        label_format: `auto` takes the first of yolo, coco, voc that exists, or no labels if
+            `classes` are given; `none` takes the images alone.
         classes: Names of the classes in the order of their numbers. By default those of
-            ``data.yaml`` or ``classes.txt``, or else of the labels, as always for COCO.
-        annotations: The one COCO file to read, relative to the root.
-        difficult: VOC objects marked as difficult: True keeps them, False leaves them out, `ignore`
-            takes them as regions where nothing is learned or wrong.
-        splits: `auto`: by ``data.yaml``, by lists such as ``train.txt`` or those of ``ImageSets``, by
-            the names or folders of the COCO files, by folders such as ``images/train``, otherwise 70 / 15 / 15 %,
-            whichever there is first; a part of train for val where nothing names that. Also as for
-            `split_images`, with names relative to the root.
-        seed: Chooses the images of a share.
-        on_bad: ``skip`` leaves out and lists bad boxes and images, and label files without one.
-        read: The rules that images are read with; they decide what size an image has.
-        exclude: Globs of images and label files that are left out; a folder stands for all in it.
+            ``data.yaml`` or ``classes.txt``, otherwise those of the labels, as always for COCO.
+        annotations: The only COCO file to read, relative to the root.
+        difficult: VOC objects marked as difficult: True keeps them, False skips them, `ignore`
+            makes them regions in which nothing is learned or scored.
+        splits: `auto` takes the first of these that exists: ``data.yaml``, lists such as
+            ``train.txt`` or those of ``ImageSets``, names or folders of the COCO files, folders
+            such as ``images/train``, otherwise 70 / 15 / 15 %. Without images for val, it takes
+            part of train. Else as in `split_images`, with names relative to the root.
+        seed: Seed of splits by fractions.
+        on_bad: ``skip`` skips and lists bad boxes and images, and label files without an image.
+        read: Options for reading images, which decide the size of an image.
+        exclude: Globs of images and label files to skip; a folder stands for everything in it.
         examine: Finds faults of images that their headers do not show.
-        leftovers: Takes what is there and not used.
+        leftovers: Collects files that exist but are not used.
 
     Raises:
         ConfigError: An argument is not allowed.
-        DataError: Lists what is wrong with all lists, all images, or all labels.
+        DataError: Lists, images or labels are bad; all faults are listed.
     """
     if difficult not in (True, False, "ignore"):
         raise ConfigError(f"difficult={difficult!r} is not allowed; give true, false or ignore")
@@ -240,7 +240,7 @@ def list_dataset(
     exclude: Sequence[str],
     leftovers: Leftovers | None = None,
 ) -> Listing:
-    """List the images and labels of a detection set, of which none is opened.
+    """List the images and labels of a detection dataset, without opening an image.
 
     Arguments are those of `find_detection_files`.
 
@@ -293,7 +293,7 @@ def _open_folder(
 
 
 def _has_image_folders(root: Path) -> bool:
-    """Return True if images lie in folders ``images`` one level down: in all splits, if any does."""
+    """Return True if some folder has a subfolder ``images``, and each folder of a split has one."""
     if not any(path.is_dir() for path in root.glob("*/images")):
         return False
     splits = [path for path in root.iterdir() if path.is_dir() and find_split(path.name)]
@@ -307,14 +307,14 @@ def _find_labels(
     *,
     unlabelled: bool,
 ) -> _Labels:
-    """Find the labels of a format, or of the first that is there; none where that is allowed."""
+    """Find the labels of a format, or of the first format that exists; none if that is allowed."""
     if annotations is not None and wanted not in ("auto", "coco"):
         raise ConfigError(
             f"annotations= is a COCO file, but label_format={wanted!r}; set it to 'coco'"
         )
     if wanted == "none":
         return _Labels("none", (), {})
-    # A named COCO file leaves no choice of the format.
+    # A given COCO file determines the format.
     is_open = wanted == "auto" and annotations is None
     formats: tuple[LabelFormat, ...] = ("yolo", "coco", "voc") if is_open else (wanted,)
     for is_beside in (False, True):  # labels in a folder of their own come first
@@ -326,7 +326,7 @@ def _find_labels(
         images = counted(len(folder.names), "image")
         log.info("%s: %s without labels", show_path(folder.root), images)
         return _Labels("none", (), {})
-    folder.faults.raise_if_any()  # such as labels that fit no image
+    folder.faults.raise_if_any()  # such as labels that match no image
     add_label_files(folder.leftovers, folder.root, "boxes", with_unknown=True)
     raise DataError(
         f"{show_path(folder.root)}: no labels (data.label_format={wanted}); looked for YOLO "
@@ -348,7 +348,7 @@ def _find_format(
 
 
 def _match_files(folder: _Folder, label_format: LabelFormat, *, is_beside: bool) -> dict[int, Path]:
-    """Return the label file of each image that has one in a format of one file an image."""
+    """Return the label file of each image that has one, in a format with one file for each image."""
     suffix, parents = _PLACES[label_format]
     files, problems = match_label_files(
         folder.root,
@@ -358,7 +358,7 @@ def _match_files(folder: _Folder, label_format: LabelFormat, *, is_beside: bool)
         exclude=folder.exclude,
         faults=folder.faults,
     )
-    # Beside images lies other text too; XML without an image has lost it.
+    # Other text files may be beside images too; XML without an image has lost it.
     if not is_beside or (files and suffix == ".xml"):
         unmatched = counted(len(problems), "label file matches", "label files match")
         heading = f"{unmatched} none of {counted(len(folder.names), 'image')}"
@@ -367,7 +367,7 @@ def _match_files(folder: _Folder, label_format: LabelFormat, *, is_beside: bool)
 
 
 def _find_splits(folder: _Folder, splits: Splits, coco: Sequence[CocoFile]) -> NamedSplits | None:
-    """Return the images of each split, unless they go by fractions."""
+    """Return the images of each split; None if splits are fractions."""
     is_by_file = splits == "auto" and any(file.split for file in coco)
     if is_by_file and not find_lists(folder.root, folder.names, _LIST_FOLDERS):
         numbers = split_by_file(coco, folder.index)
@@ -385,11 +385,11 @@ def _find_splits(folder: _Folder, splits: Splits, coco: Sequence[CocoFile]) -> N
 def _list_members(
     folder: _Folder, coco: Sequence[CocoFile], named: NamedSplits | None
 ) -> list[int]:
-    """Return the numbers of the images that belong to the set."""
+    """Return the numbers of the images that belong to the dataset."""
     numbers = set(range(len(folder.names)))
     if coco:
         numbers &= {number for file in coco for number in file.match(folder.index)[0].values()}
-    # Images that no list names are left out; by fractions all are taken.
+    # Images that no list names are skipped; splits by fractions take all.
     if named is not None:
         numbers -= set(named.left_out.tolist())
     if not numbers:
@@ -409,7 +409,7 @@ def _list_members(
 
 
 def _add_unlabelled(listing: Listing) -> None:
-    """Add the images without a label file, and the label files of other formats, to what is not used."""
+    """Report images without a label file, and label files of other formats, as unused."""
     folder, labels = listing.folder, listing.labels
     used = [*labels.files.values(), *(Path(file.path) for file in labels.coco)]
     add_label_files(folder.leftovers, folder.root, "boxes", used)
@@ -426,7 +426,7 @@ def _add_unlabelled(listing: Listing) -> None:
 def _measure(
     folder: _Folder, members: Sequence[int], read: ReadOptions
 ) -> tuple[list[int], list[Frame]]:
-    """Return the images that can be read, and the frame of each."""
+    """Return the readable images, and the frame of each."""
     good: dict[int, Frame] = {}
     problems = Problems()
 
@@ -443,7 +443,7 @@ def _measure(
         else:
             good[number] = frame
     heading = counted_of(len(problems), len(members), "image", "is bad", "are bad")
-    if not good:  # a dataset of which nothing is left cannot go on
+    if not good:  # without a readable image, nothing can continue
         folder.faults.take(problems.make_error(heading))
         folder.faults.raise_if_any()
     folder.faults.add(problems, heading)
@@ -488,7 +488,7 @@ def _read_labels(
 def _number_splits(
     members: Ints, named: NamedSplits | None, splits: Splits, seed: int
 ) -> dict[str, list[int]]:
-    """Return the splits by the numbers of the images that are left."""
+    """Return the splits, renumbered for the images that remain."""
     if named is None and splits == "auto":
         parts = share_out(np.arange(len(members)), DEFAULT_SHARES, seed)
     elif named is None:

@@ -1,4 +1,4 @@
-"""Boxes of objects that annotations outline, else around the connected parts of masks."""
+"""Boxes of annotated objects, or around the connected parts of masks."""
 
 import logging
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ _ONE_CLASS = ("defect",)
 
 
 class _Marked(NamedTuple):
-    """An image with what its mask says.
+    """An image with the boxes of its mask.
 
     Attributes:
-        path: Of the image.
+        path: Path of the image.
         size_px: (height, width).
         boxes: [n, 5] float32 as in `LabelTable`.
     """
@@ -38,17 +38,17 @@ class _Marked(NamedTuple):
 
 
 def find_mask_boxes(files: InspectionFiles) -> DetectionFiles:
-    """Find images with masks, and a box for each object that is marked in them.
+    """Find images with masks, and a box for each marked object.
 
-    Objects are those of the annotations, where these tell them apart, else the connected parts (8
-    neighbors) of a class. Pixels that are ignored are ignored regions of all classes. An image
-    without a mask has no box.
+    Objects are those of the annotations if these separate objects, otherwise the connected parts (8
+    neighbors) of each class. Ignored pixels become ignored regions of all classes. An image without
+    a mask has no box.
 
     Args:
-        files: Images and masks, whose classes the boxes have; without classes all are `defect`.
+        files: Images and masks. Boxes have their classes, or `defect` if they have none.
 
     Raises:
-        DataError: Images or masks are bad, and `files.on_bad` is no `skip`; all are listed.
+        DataError: Images or masks are bad and `files.on_bad` is not `skip`; all are listed.
     """
     image_set = files.image_set
     classes = tuple(files.classes or _ONE_CLASS)
@@ -83,12 +83,12 @@ def box_parts(numbers: Bytes, class_count: int, kind: int | None) -> Floats:
     """Return a box around each connected part (8 neighbors) of each class.
 
     Args:
-        numbers: [H, W] class of each pixel from 1, 0 for the background, 255 for ignored ones.
-        class_count: How many classes there are.
-        kind: Class from 1 of all that is marked; none takes the numbers.
+        numbers: [H, W] class of each pixel from 1, 0 for the background, 255 for ignored pixels.
+        class_count: Number of classes.
+        kind: Class, from 1, of all marked pixels; None takes the class of each pixel.
 
     Returns:
-        [n, 5] as in `LabelTable`, class after class, and ignored regions behind them.
+        [n, 5] as in `LabelTable`, class after class, followed by the ignored regions.
     """
     is_ignored = numbers == IGNORED
     boxes = []
@@ -105,16 +105,16 @@ def _box_components(is_marked: Bools, number: int) -> Floats:
 
     mask = is_marked.astype(np.uint8)
     _, _, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=8)
-    # A row is (left, top, width, height, area), the first one that of the background.
+    # A row is (left, top, width, height, area); the first row is the background.
     return _share_boxes(number, stats[1:, :2], stats[1:, 2:4], is_marked.shape)
 
 
 def share_objects(objects_px: Ints, class_count: int, size_px: Size) -> Floats:
-    """Return the boxes of the objects of an image as `box_parts` does.
+    """Return the boxes of the annotated objects of an image, in the form of `box_parts`.
 
     Args:
         objects_px: [n, 5] (class from 1 or 255, left, top, right, bottom).
-        class_count: How many classes there are.
+        class_count: Number of classes.
         size_px: (height, width) of the image.
     """
     is_ignored = objects_px[:, 0] == IGNORED
@@ -128,7 +128,7 @@ def share_objects(objects_px: Ints, class_count: int, size_px: Size) -> Floats:
 
 
 def _share_boxes(numbers: Ints | int, corners: Ints, sides: Ints, size_px: Size) -> Floats:
-    """Return boxes of px as shares of the image, [n, 5] as in `LabelTable`."""
+    """Return boxes in px as fractions of the image: [n, 5] as in `LabelTable`."""
     classes = np.broadcast_to(np.reshape(numbers, (-1, 1)), (len(sides), 1))
     centres = corners + sides / 2
     columns = (classes, centres / size_px[::-1], sides / size_px[::-1])

@@ -1,4 +1,4 @@
-"""Images with boxes: samples and detections, drawn and written."""
+"""Drawing and writing of samples and predictions of images with boxes."""
 
 import json
 import logging
@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 class BoxTask(Task[DetectionDataModule]):
-    """Images with their boxes."""
+    """Task of images with boxes."""
 
     predicts = "list of objects"
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
@@ -99,7 +99,7 @@ class BoxTask(Task[DetectionDataModule]):
     ) -> bool:
         """Draw samples with their true boxes beside the detections of a model."""
         images = batch["image"]
-        # Spread evenly: neighbours in the order of their names are often of one class.
+        # Spread evenly: neighbors in the order of their names are often of one class.
         rows = np.unique(np.linspace(0, len(images) - 1, count).astype(np.int64)).tolist()
         detections = []
         for row in rows:
@@ -139,8 +139,9 @@ class BoxTask(Task[DetectionDataModule]):
         self, model: LightningModule, run: PredictRun, options: PredictOptions
     ) -> Predicted:
         if isinstance(model, DetectionModule):
-            # A little lower, as the writer takes what has just the score; and images are scored by
-            # all boxes.
+            # A little lower, because the writer includes boxes with just this score, and because
+            # images are
+            # scored by all boxes.
             model.score_threshold = min(LEAST_SCORE, _BELOW * options.least_score)
         return super().predict(model, run, options)
 
@@ -155,10 +156,10 @@ class BoxTask(Task[DetectionDataModule]):
         return describe_boxes(self.datamodule, request)
 
     def _take_overlap(self, options: PredictOptions) -> None:
-        """Cut images into windows as the options say.
+        """Cut images into windows with the overlap of the options.
 
         Raises:
-            ConfigError: They say what means nothing for boxes.
+            ConfigError: An option does not apply to boxes.
         """
         uses = self.uses
         if self.datamodule.windows is not None:
@@ -172,10 +173,10 @@ class BoxTask(Task[DetectionDataModule]):
 def read_objects(outputs: Any) -> list[Boxes] | None:  # noqa: ANN401 - what a user's predict_step returns
     """Return the detections of a `predict_step` on the host, one for each image.
 
-    ``labels`` in place of ``classes`` count from 1, as torchvision's do.
+    ``labels`` instead of ``classes`` count from 1, as in torchvision.
 
     Returns:
-        None if the outputs are no list of dicts with boxes, classes and scores.
+        None if the outputs are not a list of dicts with boxes, classes and scores.
     """
     if not isinstance(outputs, list):
         return None
@@ -193,14 +194,14 @@ def read_objects(outputs: Any) -> list[Boxes] | None:  # noqa: ANN401 - what a u
 
 
 def read_boxes(outputs: Any, classes: int) -> list[Boxes] | None:  # noqa: ANN401 - as of `read_objects`
-    """Return what `read_objects` does, of a model whose answers are usable.
+    """Return the result of `read_objects` after checking that a writer can use it.
 
     Args:
-        outputs: Of a `predict_step`.
-        classes: How many there are.
+        outputs: Outputs of a `predict_step`.
+        classes: Number of classes.
 
     Raises:
-        ConfigError: A score is no probability, a corner not finite, or a class none of these.
+        ConfigError: A score is not a probability, a corner is not finite, or a class is unknown.
     """
     detections = read_objects(outputs)
     for boxes in detections or ():
@@ -231,22 +232,22 @@ class _Found(NamedTuple):
 class BoxWriter(BankWriter):
     """Writes the objects of each image as soon as they are found.
 
-    Into the folder go ``labels/<image>.txt`` (YOLO text with the score behind each box; the type of the image is left
-    out unless another one differs in it alone),
+    The folder gets ``labels/<image>.txt`` (YOLO text with the score after each box; the file
+    extension of the image is dropped unless another image differs in it alone),
     ``pictures/<image>.png`` (the image as the model sees it, without the gray around it),
     ``detections.json`` (COCO, with scores; px of the image on the disk) and ``predictions.png``
-    with the images that hold the surest objects. Where there are labels, ``worst.png`` shows the
-    largest missed objects and the surest false alarms.
+    with the images that have the highest scores. If there are labels, ``worst.png`` shows the
+    largest missed objects and the false alarms with the highest scores.
 
-    ``images.csv`` has a verdict for each image, see `VerdictTable`. Its score is that of its surest
-    box, whatever the least score of those that are written; ``defects`` counts these. Where some
-    images have a box and others none, ``worst_images.png`` shows the worst misses and false alarms
-    among them.
+    ``images.csv`` has a verdict for each image, see `VerdictTable`. The score of an image is the
+    highest score of its boxes, even below the least score of written boxes; ``defects`` counts the
+    written boxes. If some images have a box and others have none, ``worst_images.png`` shows the
+    worst misses and false alarms among the images.
 
     Args:
-        datamodule: The images.
-        truth: Which images show a defect.
-        run: Where to write, and the calibration.
+        datamodule: Datamodule of the images.
+        truth: Truth of the images, which says whether each shows a defect.
+        run: Output folder, and the calibration.
         options: Least score, smallest area of a box in the image on the disk, and the threshold of
             verdicts.
     """
@@ -389,7 +390,7 @@ class BoxWriter(BankWriter):
         return metrics
 
     def _find_errors(self, entries: Sequence[Entry]) -> dict[str, int]:
-        """Draw the worst misses and false alarms, and count them; nothing without labels."""
+        """Draw the worst misses and false alarms, and count them; return nothing without labels."""
         if not self._labels.object_count:
             return {}
         errors = BoxErrors(self._labels, self._sizes_px)
@@ -402,7 +403,7 @@ class BoxWriter(BankWriter):
         }
 
     def _write_coco(self, entries: Sequence[Entry]) -> None:
-        """Write ``detections.json``; COCO counts images, annotations and categories from 1."""
+        """Write ``detections.json``; COCO numbers images, annotations and categories from 1."""
         images = []
         sizes_px = self._sizes_px.tolist()
         for image_id, name in enumerate(self.names, 1):
@@ -439,7 +440,7 @@ class BoxWriter(BankWriter):
         save_figure(figure, path, "images with the highest scores", ())
 
     def _shrink(self, number: int, boxes: Boxes) -> Boxes:
-        """Return boxes of the image on the disk in pixels of the image as it is stored."""
+        """Convert boxes from px of the image on the disk to px of the stored image."""
         stored_height, stored_width = self.bank.heights_px[number], self.bank.widths_px[number]
         height, width = self._sizes_px[number]
         scale = torch.tensor(
@@ -467,7 +468,7 @@ class BoxWriter(BankWriter):
 
 
 def _read_rows(entry: Entry) -> Boxes:
-    """Return the objects of an image that was written, in px of the image on the disk."""
+    """Return the written objects of an image, in px of the image on the disk."""
     corners = torch.tensor([row["bbox"] for row in entry.rows], dtype=torch.float64)
     corners = corners.reshape(-1, 4)
     corners[:, 2:] += corners[:, :2]  # COCO has (left, top, width, height)
@@ -477,7 +478,7 @@ def _read_rows(entry: Entry) -> Boxes:
 
 
 def _describe(boxes: Boxes) -> list[dict[str, Any]]:
-    """Return the objects of an image as COCO has them, without their ids."""
+    """Return the objects of an image in COCO's form, without their ids."""
     annotations = []
     corners = boxes.corners.numpy().round(3).tolist()
     numbers = zip(corners, boxes.classes.tolist(), boxes.scores.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""The experiment that a folder of images with boxes is for."""
+"""Recognition of folders of images with boxes."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -8,7 +8,7 @@ from lit_data.core.errors import DataError
 
 
 def recognize(folder: Path, *, has_images: bool) -> Iterator[str]:
-    """Yield the experiment on boxes, where a folder has labels of some."""
+    """Yield the name of the detection experiment if a folder has labels with boxes."""
     from lit_data.wings.detection.files import list_dataset
 
     if not has_images:

@@ -1,4 +1,4 @@
-"""The default data of the detection experiment: a small set of images, made once where no ``data.root`` is given."""
+"""Default data of the detection experiment: a small synthetic dataset, made once if there is no ``data.root``."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -63,10 +63,10 @@ def render_scene(seed: int, number: int, size_px: Size, *, empty: bool = False) 
     """Render one image, a pure function of the arguments.
 
     Args:
-        seed: Seed of the set.
-        number: Image number in the set.
+        seed: Seed of the dataset.
+        number: Number of the image in the dataset.
         size_px: (height, width).
-        empty: Draw no defect.
+        empty: True to draw no defect.
     """
     (rng,) = open_streams(seed, number, 1)
     tint = rng.uniform(0.6, 1, (3, 1, 1))
@@ -84,7 +84,7 @@ def render_scene(seed: int, number: int, size_px: Size, *, empty: bool = False) 
 class DetectionSampleSpec(SampleSpec):
     """Recipe of images with boxes; equal specs give equal pixels.
 
-    The dataset's folder holds ``images``, ``labels``, ``data.yaml`` and ``README.txt``.
+    The dataset's folder contains ``images``, ``labels``, ``data.yaml`` and ``README.txt``.
 
     Args:
         size_px: (height, width) of most images.
@@ -100,12 +100,12 @@ class DetectionSampleSpec(SampleSpec):
     size_px: Size = (240, 320)
 
     def size_of(self, number: int) -> tuple[int, int]:
-        """(height, width) of an image: of ten one is twice as high as wide, and one is twice as wide as high."""
+        """Return (height, width) of an image: one in ten is half as wide as high, one in ten half as high as wide."""
         side = min(self.size_px)
         return {3: (side, side // 2), 7: (side // 2, side)}.get(number % 10, self.size_px)
 
     def is_empty(self, number: int) -> bool:
-        """Return True if an image has no defect: one in twelve has none."""
+        """Return True if an image has no defect, which holds for one in twelve."""
         return number % 12 == 5
 
     @override

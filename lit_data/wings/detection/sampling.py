@@ -1,4 +1,4 @@
-"""Images of a split with objects and without, drawn anew in each epoch."""
+"""Sampling of images with and without objects, repeated in each epoch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ _WINDOW_POSITIVES = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class BoxSampling:
-    """Choice of the images or windows that train; validation and test take every one.
+    """Choice of the training images or windows; validation and test take each once.
 
     Args:
-        positives: Fraction of samples that show an object, chosen anew in each epoch, or for names
-            of classes their fractions, which add up to at most 1. Classes are drawn alike often,
-            then images with one, then windows of the image that show it. None takes each once;
-            `auto` is 0.5 for windows and None for whole images.
+        positives: Fraction of samples that show an object, chosen again in each epoch, or a mapping
+            from class names to fractions, which add up to at most 1. All classes are equally
+            likely, then all images with the class, then all windows of the image that show it. None
+            takes each sample once; `auto` is 0.5 for windows and None for whole images.
 
     Raises:
-        ConfigError: A share is out of its range.
+        ConfigError: A fraction is out of its range.
     """
 
     positives: float | Mapping[str, float] | Literal["auto"] | None = "auto"
@@ -37,7 +37,7 @@ class BoxSampling:
         self.find_shares(has_windows=True)
 
     def find_shares(self, *, has_windows: bool) -> Mapping[str, float]:
-        """Return the fraction of each class, see `PositiveOptions.shares`; none for each image once."""
+        """Return the fraction of each class, see `PositiveOptions.shares`; empty to take each image once."""
         positives = self.positives
         if positives == "auto":
             positives = _WINDOW_POSITIVES if has_windows else None
@@ -50,20 +50,21 @@ class BoxSampling:
 
 
 class PositiveImages:
-    """Images of a split by chance, so many with objects and the rest without.
+    """Random images of a split, with a given fraction of images with objects.
 
-    Which one a sample shows depends on the seed, the epoch and its number alone, so an epoch is the
-    same after a resume, on any number of ranks and with any batch size.
+    The image of a sample depends only on the seed, the epoch and the sample's number. So an epoch
+    is the same after a resume, on any number of ranks and with any batch size.
 
     Args:
         labels: Boxes of all images.
         images: [K] numbers of the images of the split.
         sources: [K] number of the file that each is cut from.
-        shares: See `PositiveOptions.shares`; at least one.
-        seed: Of the choice.
+        shares: Fractions of the classes, see `PositiveOptions.shares`; at least one.
+        seed: Seed of the choice.
 
     Attributes:
-        partners: Images to put beside others in a sample, with about as many with objects.
+        partners: Images to combine with others in a mosaic, with about the same fraction that shows
+            objects.
 
     Raises:
         ConfigError: A class is unknown, or no image of the split shows it.
@@ -119,13 +120,13 @@ class PositiveImages:
 
 
 def _spread(numbers: Ints, count: int) -> Ints:
-    """Return so many of some numbers, each about as often."""
+    """Return `count` of the numbers, each about equally often."""
     places = np.linspace(0, len(numbers), count, endpoint=False)
     return numbers[places.astype(np.int64)]
 
 
 def _list_objects(labels: LabelTable, images: Ints, sources: Ints) -> MaskObjects:
-    """List the images of each class as its objects: with their source as image, themselves as y."""
+    """List the images of each class as its objects: with their source as image, and themselves as y."""
     counts = np.diff(labels.ends, prepend=0)
     of_box = np.repeat(np.arange(len(labels)), counts)
     classes = labels.boxes[:, 0].astype(np.int64)

@@ -61,23 +61,24 @@ class DetectionKeywords(ImageKeywords, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionSource(ImageFolder):
-    """Images with boxes, in the layouts of the formats of labels.
+    """Images with boxes, in the layouts of the label formats.
 
     Args:
-        label_format: `auto`, `yolo`, `coco` or `voc`, see `find_detection_files`.
-        classes: Names of the classes in the order of their numbers; by default those of the set.
-        annotations: The one COCO file to read, relative to the root.
-        difficult: What becomes of VOC objects that are marked as difficult: True keeps them, False
-            leaves them out, `ignore` takes them as regions where nothing is learned or wrong.
+        label_format: `auto`, `yolo`, `coco`, `voc` or `none`, see `find_detection_files`.
+        classes: Names of the classes in the order of their numbers; by default those of the
+            dataset.
+        annotations: The only COCO file to read, relative to the root.
+        difficult: VOC objects marked as difficult: True keeps them, False skips them, `ignore`
+            makes them regions in which nothing is learned or scored.
         boxes_from: `labels`, or `masks` for a box around each connected part of the masks, in the
             layouts of `InspectionFiles`.
-        masks: Folder of the masks, see there, as `mask_read`.
-        mask_read: See there.
+        masks: Folder of the masks, see `InspectionFiles`.
+        mask_read: Options for reading masks, see `InspectionFiles`.
         size_px: (height, width) of a sample.
-        patch_px: (height, width) of windows of images at full resolution; none scales whole images
+        patch_px: (height, width) of windows of images at full resolution; None scales whole images
             to `size_px`.
-        stride_px: (down, right) from one window to the next; none as `choose_stride` says.
-        min_visible: Smallest fraction of the area of a box that a window shows.
+        stride_px: (down, right) from one window to the next; None for that of `choose_stride`.
+        min_visible: A window keeps a box if it shows at least this fraction of the box's area.
     """
 
     label_format: LabelFormat = "auto"
@@ -112,7 +113,7 @@ class DetectionSource(ImageFolder):
             raise ConfigError(
                 "boxes_from=masks reads no labels: remove label_format and annotations"
             )
-        # Boxes are made of the pixels of masks, so that no file of a server may come late.
+        # Boxes come from the pixels of masks, so every file of a server is needed at the start.
         object.__setattr__(self, "late_suffixes", ())
 
     takes_shards = True
@@ -126,12 +127,12 @@ class DetectionSource(ImageFolder):
             DataError: Files or boxes are bad; all of them are listed.
         """
         files = self._files
-        # Images that turn out bad are known only now; their boxes go with them.
+        # Unreadable images are known only now; their boxes are dropped with them.
         bank = self.open_images()
         return _leave_out(files, {path for path, _ in bank.skipped}), bank
 
     def cut(self, files: DetectionFiles, bank: ImageBank, fill: float) -> Windows | None:
-        """Return the windows of images with the boxes that they show; none where images are whole.
+        """Return the windows of images with the boxes that they show; None if samples are whole images.
 
         Args:
             files: Boxes of the images.
@@ -173,7 +174,7 @@ class DetectionSource(ImageFolder):
 
     @override
     def list_beside(self, scratch: Path) -> dict[str, Path]:
-        """Write the boxes and splits in one file, the same for all formats of labels."""
+        """Write the boxes and splits in one file, in the same form for all label formats."""
         labels = self._files.labels
         listing = {
             "images": [self.name(path) for path in self._files.images],
@@ -182,7 +183,7 @@ class DetectionSource(ImageFolder):
             "fractions": self._files.fractions,
             "options": self._labelling,
         }
-        # Names may hold bytes that are no UTF-8, which come back as they were.
+        # Names may contain bytes that are not UTF-8; they come back as they were.
         text = json.dumps(listing).encode("utf-8", "surrogateescape")
         with replacing(scratch / _LABELS) as file:
             np.savez(
@@ -198,7 +199,7 @@ class DetectionSource(ImageFolder):
         """Decode every image strictly and check every label, and keep nothing.
 
         Raises:
-            DataError: Lists everything that is wrong.
+            DataError: Something is wrong; all faults are listed.
         """
         self._refuse_shards()
         self.refresh()
@@ -211,7 +212,7 @@ class DetectionSource(ImageFolder):
 
     @override
     def list_published(self) -> list[ImageSource]:
-        # Their sizes, against which boxes are held, are read for `list_beside` alone.
+        # Image sizes, which boxes are checked against, are only read for `list_beside`.
         if self.boxes_from == "masks":
             return self.find_images()
         listing = list_dataset(self.folder, **self._listing_options)
@@ -228,14 +229,14 @@ class DetectionSource(ImageFolder):
 
     @property
     def _labelling(self) -> str:
-        """The options that boxes and splits go by, as JSON."""
+        """Options that determine boxes and splits, as JSON."""
         names = ["label_format", "classes", "annotations", "difficult", "splits", "split_seed"]
         if self.boxes_from == "masks":
             names += ["boxes_from", "masks"]
         return json.dumps({name: getattr(self, name) for name in names}, default=_to_plain)
 
     def _find(self, *, check: bool = False) -> DetectionFiles:
-        """Find the images with their boxes; on request decode them all, to check them."""
+        """Find the images with their boxes; with `check`, decode all of them."""
         if self.shards is not None:
             return self._read_shards()
         if self.boxes_from == "masks":
@@ -261,7 +262,7 @@ class DetectionSource(ImageFolder):
 
     @property
     def _masked_files(self) -> InspectionFiles:
-        """Images and masks, from which boxes come."""
+        """Images and masks that boxes are made from."""
         shared = {each.name: getattr(self, each.name) for each in fields(ImageFolder)}
         return InspectionFiles(
             **shared, masks=self.masks, mask_read=self.mask_read, classes=self.classes
@@ -273,14 +274,14 @@ class DetectionSource(ImageFolder):
         return {name: getattr(self, name) for name in names}
 
     def _read_shards(self) -> DetectionFiles:
-        """Read the boxes of a set of shards, which were read with the options that are set now.
+        """Read the boxes of a dataset of shards, if they were written with the current options.
 
         Raises:
-            ConfigError: They were read with others.
+            ConfigError: They were written with other options.
         """
         files, written = _read_files(self.folder)
         options = json.loads(self._labelling)
-        if options["classes"] == list(files.labels.classes):  # named as the set has them
+        if options["classes"] == list(files.labels.classes):  # named as in the dataset
             options["classes"] = written.get("classes")
         if options["splits"] == _ALL:  # to predict, whatever the splits were
             options["splits"] = written.get("splits")
@@ -316,10 +317,10 @@ def _to_plain(value: Any) -> dict[str, Any] | list[Any]:  # noqa: ANN401 - what 
 
 
 def _read_files(folder: Path) -> tuple[DetectionFiles, dict[str, Any]]:
-    """Read what `DetectionSource.list_beside` wrote of a set of shards, and the options of the boxes.
+    """Read the file of `DetectionSource.list_beside` in a dataset of shards: boxes, and their options.
 
     Raises:
-        DataError: It cannot be read.
+        DataError: The file cannot be read.
     """
     try:
         with NPY_LOCK, np.load(folder / _LABELS, allow_pickle=False) as file:
@@ -345,7 +346,7 @@ def choose_size(size_px: int | Size | None, patch_px: int | Size | None) -> Size
     """Return (height, width) of a sample.
 
     Raises:
-        ConfigError: Images are to be scaled and to be cut into windows.
+        ConfigError: Both sizes are given.
     """
     if size_px is not None and patch_px is not None:
         raise ConfigError(
@@ -360,14 +361,14 @@ def choose_size(size_px: int | Size | None, patch_px: int | Size | None) -> Size
 
 
 def keep_groups_together(files: DetectionFiles, groups: Ints, seed: int) -> DetectionFiles:
-    """Share images out again so that each group lies in one of the splits that are fractions.
+    """Split images again so that each group is in one of the splits that are fractions.
 
     Images with the same classes are spread over the splits.
 
     Args:
-        files: Images of which some splits are fractions; the others stay as they are.
+        files: Images; splits that are not fractions stay as they are.
         groups: [I] number of the group of each image.
-        seed: Chooses the images of a share.
+        seed: Seed of the split.
     """
     if files.fractions is None or len(np.unique(groups)) == len(groups):
         return files
@@ -387,7 +388,7 @@ def _leave_out(files: DetectionFiles, paths: Set[str]) -> DetectionFiles:
     if not paths:
         return files
     good_numbers = [number for number, path in enumerate(files.images) if path not in paths]
-    # Boxes and splits know images by their numbers, which move up.
+    # Boxes and splits refer to images by number, and the numbers move up.
     new_number_of = {number: new for new, number in enumerate(good_numbers)}
     boxes = [files.labels.of(number) for number in good_numbers]
     ends = np.cumsum([len(part) for part in boxes], dtype=np.int64)

@@ -18,10 +18,10 @@ from lit_data.synthesis.renderer import draw_boxes
 
 @dataclass(frozen=True, slots=True)
 class SyntheticObjects:
-    """Synthetic defects of samples, which are a pure function of (seed, epoch, stream of the sample).
+    """Synthetic defects of samples, a pure function of (seed, epoch, stream of the sample).
 
     Args:
-        spec: Their distribution.
+        spec: Distribution of the defects.
         classes: [families] class of the defects of each family.
         seed: 0 <= seed < 2**64.
         values: Value range of the pixels.
@@ -42,18 +42,18 @@ class SyntheticObjects:
         seed: int,
         values: ValueRange,
     ) -> Self:
-        """Give the families of a specification their classes.
+        """Assign classes to the families of a specification.
 
         Args:
-            spec: The distribution.
-            synthetic_class: Class of all of them, or for names of families, the only ones then,
-                theirs; none where there is one class.
+            spec: Distribution of the defects.
+            synthetic_class: Class of all families, or a mapping from names of families, which
+                excludes all others, to their classes; None if there is only one class.
             classes: Names of the classes, in the order of their numbers.
-            seed: See above.
-            values: See above.
+            seed: 0 <= seed < 2**64.
+            values: Value range of the pixels.
 
         Raises:
-            ConfigError: A class or family is unknown, or which class it is cannot be told.
+            ConfigError: A class or family is unknown, or the class cannot be chosen automatically.
         """
         names = [family.name for family in spec.members]
         if synthetic_class is None:
@@ -74,28 +74,28 @@ class SyntheticObjects:
 
     @property
     def most(self) -> int:
-        """Most defects of a sample."""
+        """Maximum number of defects of a sample."""
         return min(self.spec.count[1], self.spec.true_count[1])
 
     def draw(self, images: Array, tiles: MosaicPlan, streams: Ints, epoch: int) -> Floats:
-        """Draw into samples, but not with the center on the gray around their tiles.
+        """Draw defects into samples; none has its center on the gray around the tiles.
 
         Args:
             images: [M, C, H, W] uint8, uint16 or float32; changed in place.
             tiles: Tiles of the samples.
             streams: [M] numbers of the samples' random streams.
-            epoch: The epoch they are drawn for.
+            epoch: Epoch of the samples.
 
         Returns:
             [K, 6] (row, class, cx, cy, w, h), the last four in fractions of H and W: a box around
-            the pixels that show each defect; none where no pixel does.
+            the pixels that show each defect; defects that change no pixel have none.
         """
         _, channels, height, width = images.shape
         planned = sample_plan(self.spec, self.seed, epoch, streams, (1, height, width))
         defects = planned.select(_find_centres(planned, tiles))
         if not len(defects):
             return np.zeros((0, 6), np.float32)
-        # A defect of one image is planned for one channel, and then lies in all of them.
+        # A defect of a single image is planned for one channel, and then drawn in all of them.
         defects = replace(defects, channels=np.ones((len(defects), channels), np.bool_))
         edges = draw_boxes(torch.from_numpy(images), defects, self.values).numpy()
         is_seen = edges[:, 2] > 0
@@ -109,10 +109,10 @@ class SyntheticObjects:
 def check_synthesis(
     spec: object, synthetic_class: str | Mapping[str, str] | None, *, mosaics_on_device: bool
 ) -> None:
-    """Refuse synthetic defects that cannot be drawn, and options that say nothing.
+    """Refuse synthetic defects that cannot be drawn, and options without an effect.
 
     Raises:
-        ConfigError: Says which.
+        ConfigError: The options cannot be combined.
     """
     if spec is None:
         if synthetic_class is not None:

@@ -1,4 +1,4 @@
-"""Windows of large images at full resolution: each is an image of its own, with the boxes it shows."""
+"""Windows of large images at full resolution, each an image of its own with the boxes it shows."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -18,19 +18,19 @@ from lit_data.wings.detection.dataset import DetectionDataset
 log = logging.getLogger(__name__)
 
 _ROUNDING = 1e-6
-"""Error of a visible fraction: boxes are float32 fractions of their image."""
+"""Rounding error of a visible fraction, because boxes are float32 fractions of their image."""
 _PAIRS = 2**18
 
 
 class WindowBank(ImageBank):
-    """Windows of the images of a bank, as images by number: [C, h, w], cut when they are asked for.
+    """Numbered windows of the images of a bank: [C, h, w], cut on demand.
 
-    Beyond an image that is smaller than a window there is gray.
+    The area beyond an image that is smaller than a window is gray.
 
     Args:
         bank: The images.
         patch_px: (height, width) of a window.
-        stride_px: (down, right) from one window to the next; the last ones lie flush with the edge.
+        stride_px: (down, right) from one window to the next; the last ones are flush with the edge.
         fill: Pixel value of the gray.
     """
 
@@ -82,7 +82,7 @@ class WindowBank(ImageBank):
         return self.bank.name(self.grid[index][0])
 
     def images_of(self, windows: Ints) -> Ints:
-        """[n] number of the image of each of some windows."""
+        """Return the number of the image of each window: [n]."""
         return self.grid.locate(windows)[0]
 
     def windows_of(self, images: Sequence[int]) -> Ints:
@@ -149,7 +149,7 @@ class WholeImage(NamedTuple):
         size_px: (height, width).
         frames: [w, 4] corners (left, top, right, bottom) of its windows, px.
         objects: Its boxes.
-        ignored: Its regions in which objects count for nothing.
+        ignored: Its regions in which objects do not count.
     """
 
     size_px: Size
@@ -170,7 +170,7 @@ class Windows(NamedTuple):
     labels: LabelTable
 
     def find_whole(self, image: int, boxes: Floats) -> WholeImage:
-        """Return an image with its windows and with its boxes, which a `LabelTable` has as [n, 5]."""
+        """Return an image with its windows and boxes, given its boxes [n, 5] as in a `LabelTable`."""
         height, width = self.bank.image_sizes_px[image].tolist()
         numbers = self.bank.windows_of([image])
         objects, ignored = part_boxes(boxes, self.bank.image_sizes_px[image])
@@ -178,7 +178,7 @@ class Windows(NamedTuple):
 
 
 def part_boxes(boxes: Floats, size_px: Ints) -> tuple[MarkedBoxes, MarkedBoxes]:
-    """Return the objects and the ignored regions of an image of (height, width), from its [n, 5]."""
+    """Split boxes [n, 5] of an image of (height, width) into its objects and its ignored regions."""
     corners = _find_corners(boxes, size_px)
     numbers = boxes[:, 0].astype(np.int64)
     is_object = numbers >= 0
@@ -187,9 +187,9 @@ def part_boxes(boxes: Floats, size_px: Ints) -> tuple[MarkedBoxes, MarkedBoxes]:
 
 
 def choose_stride(labels: LabelTable, sizes_px: Ints, patch_px: Size) -> Size:
-    """Choose the distance of windows with which the largest object fits into what they share.
+    """Choose the distance of windows so that the largest object fits into their overlap.
 
-    They share half a window at most, and where no object is known.
+    The overlap is half a window at most, and half a window if no object is known.
 
     Args:
         labels: Boxes of the images.
@@ -219,15 +219,15 @@ def cut_windows(
     least_visible: float,
     fill: float = FILL,
 ) -> Windows:
-    """Cut images into windows, and their boxes at the edges of these.
+    """Cut images into windows, and clip their boxes to the windows.
 
     Args:
         labels: Boxes of the images.
         bank: The images.
         patch_px: (height, width) of a window.
         stride_px: (down, right) from one window to the next.
-        least_visible: Smallest fraction of the area of a box that a window shows; boxes of which it
-            shows less are left out.
+        least_visible: Smallest fraction of the area of a box that a window must show; boxes with
+            less are dropped.
         fill: Pixel value beyond an image that is smaller than a window.
     """
     windows = WindowBank(bank, patch_px, stride_px, fill)
@@ -240,11 +240,11 @@ def cut_windows(
         corners = _find_corners(boxes, windows.image_sizes_px[image])
         is_visible = np.zeros(len(boxes), np.bool_)
         numbers = windows.windows_of([image])
-        # In parts, as an image may have thousands of both.
+        # In chunks, because an image may have thousands of both.
         chunk_count = 1 + len(numbers) * len(boxes) // _PAIRS
         for chunk in np.array_split(numbers, chunk_count):
             frames = windows.find_frames(chunk)
-            # Of an ignored region every part is one.
+            # Any part of an ignored region is kept.
             limits = np.where(boxes[:, 0] < 0, 0, least_visible)
             row, box, cut = _cut_boxes(corners, frames, limits)
             counts[chunk] = np.bincount(row, minlength=len(chunk))
@@ -285,11 +285,11 @@ def _cut_boxes(
     Args:
         corners: [n, 4] of the boxes in px of the image.
         frames: [w, 4] of the windows.
-        least_visible: [n] of each box, see `cut_windows`.
+        least_visible: [n] limit of each box, see `cut_windows`.
 
     Returns:
-        Numbers of windows, which ascend, [K] and of boxes [K], and (left, top, right, bottom) px of
-        the window [K, 4].
+        Window numbers [K], ascending, box numbers [K], and (left, top, right, bottom) px of the
+        window [K, 4].
     """
     low = np.maximum(corners[:, :2], frames[:, None, :2])
     high = np.minimum(corners[:, 2:], frames[:, None, 2:])
@@ -305,13 +305,13 @@ def _cut_boxes(
 class WindowDataset(DetectionDataset):
     """Windows of one split, see `DetectionDataset`; ``index`` is the number of the window.
 
-    ``image_index`` and ``shape`` are those of its image, and ``window`` [2] int64 its (top, left)
-    there, px.
+    ``image_index`` and ``shape`` refer to its image, and ``window`` [2] int64 is the (top, left) px
+    of the window there.
 
     Args:
         windows: Windows of all images, with their boxes.
         images: Numbers of this split's images.
-        options: Those of `DetectionDataset`.
+        options: Options of `DetectionDataset`.
     """
 
     bank: WindowBank

@@ -1,4 +1,4 @@
-"""Average precision of boxes as COCO has it, computed by faster-coco-eval."""
+"""Average precision of boxes as defined by COCO, computed by faster-coco-eval."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 IOU_THRESHOLDS = tuple(0.5 + 0.05 * step for step in range(10))
 TRUE, IGNORED = -1.0, -2.0
-"""In the place of the score of a box that is not found but true, and of an ignored region."""
+"""Value instead of a score for a true box and for an ignored region."""
 
 _CLASS, _SCORE = 4, 5
 _LARGEST_PX2 = 1e10  # as in COCO
@@ -27,19 +27,20 @@ def find_precisions(
     """Return average precisions of classes.
 
     Args:
-        rows: [n, 6] boxes of images, one image after the other: left, top, right, bottom, class,
-            and score, `TRUE` or `IGNORED`.
-        counts: [images] rows of each.
-        area_limits: Areas that part small, medium and large boxes.
+        rows: [n, 6] boxes, image after image: left, top, right, bottom, class, and score, `TRUE` or
+            `IGNORED`.
+        counts: [images] number of rows of each image.
+        area_limits: Areas that separate small, medium and large boxes.
 
     Returns:
-        The K classes that have true boxes, and [T, K, R] for each of `IOU_THRESHOLDS` and for all
-        sizes, small, medium and large boxes; NaN where none is true.
+        The K classes that have true boxes, and average precisions [T, K, R] for each of
+        `IOU_THRESHOLDS`, each of these classes, and all sizes, small, medium and large boxes; NaN
+        without a true box.
     """
     classes: list[int] = np.unique(rows[rows[:, _SCORE] == TRUE, _CLASS]).astype(int).tolist()
     if not classes:
         return [], torch.full((len(IOU_THRESHOLDS), 1, 2 + len(area_limits)), torch.nan)
-    # It reads pictures too, which takes a while to import.
+    # This imports slowly, because it reads pictures too.
     from faster_coco_eval import COCO, COCOeval_faster
 
     image = np.repeat(np.arange(1, len(counts) + 1), counts)
@@ -67,7 +68,7 @@ def find_precisions(
 
 
 def _list_annotations(rows: Doubles) -> Iterator[dict[str, Any]]:
-    """Yield true boxes and ignored regions, which are COCO's crowds."""
+    """Yield true boxes and ignored regions; the latter are COCO's crowds."""
     for number, (image, *box, kind, score) in enumerate(rows.tolist(), 1):
         yield {
             "id": number,

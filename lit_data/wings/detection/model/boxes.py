@@ -1,27 +1,27 @@
-"""Boxes as tensors of four numbers: their forms, overlap, and suppression.
+"""Boxes as tensors of four numbers: conversion, overlap, and suppression.
 
 A box is either ``corners`` (left, top, right, bottom) or ``centres`` (center x, center y, width,
-height), its four numbers in the last dimension.
+height), with the four numbers in the last dimension.
 """
 
 import torch
 from torch import Tensor
 
-_SMALLEST = 1e-9  # of an area; a box without one overlaps nothing, and 0 / 0 is no number
+_SMALLEST = 1e-9  # area, so that a box without one overlaps nothing instead of giving 0 / 0
 
 Objects = dict[str, Tensor]
-"""Of one image: ``boxes`` [n, 4] corners, ``classes`` [n] int64, and for found ones ``scores`` [n], highest first."""
+"""Objects of an image: ``boxes`` [n, 4] corners, ``classes`` [n] int64; detections have descending ``scores`` [n]."""
 
 
 def to_corners(centres: Tensor) -> Tensor:
-    """(cx, cy, w, h) to (left, top, right, bottom), [..., 4]."""
+    """Convert (cx, cy, w, h) to (left, top, right, bottom): [..., 4]."""
     middle = centres[..., :2]
     half = centres[..., 2:] / 2
     return torch.cat((middle - half, middle + half), dim=-1)
 
 
 def box_iou(one: Tensor, other: Tensor) -> Tensor:
-    """Intersection over union of pairs.
+    """Return the intersection over union of pairs of boxes.
 
     ``box_iou(a[:, None], b)`` compares all of `a` with all of `b`.
 
@@ -30,16 +30,16 @@ def box_iou(one: Tensor, other: Tensor) -> Tensor:
         other: [..., 4] corners; the leading dimensions broadcast.
 
     Returns:
-        [...] in 0..1; 0 where both boxes have no area.
+        [...] in 0..1; 0 if both boxes have no area.
     """
     shared, union = _areas(one, other)
     return shared / union
 
 
 def generalised_iou(one: Tensor, other: Tensor) -> Tensor:
-    """IoU minus the empty fraction of the smallest box around both.
+    """Return the IoU minus the empty fraction of the smallest box around both.
 
-    It has a slope for boxes that do not meet.
+    Unlike IoU, it has a gradient for boxes that do not overlap.
 
     Rezatofighi et al., "Generalized intersection over union", CVPR 2019.
 
@@ -66,13 +66,13 @@ def non_maximum_suppression(
 
     Args:
         boxes: [n, 4] corners.
-        scores: [n]; of equal ones the first counts as higher.
+        scores: [n]; the first of equal scores counts as higher.
         classes: [n]; boxes of different classes never drop each other.
-        iou_threshold: Boxes that overlap more are dropped.
-        most: Boxes to keep at most.
+        iou_threshold: Boxes with a larger IoU are dropped.
+        most: Maximum number of boxes to keep.
 
     Returns:
-        [kept] int64: numbers of boxes, the highest score first.
+        [kept] int64: numbers of boxes, in order of descending score.
     """
     order = scores.argsort(descending=True, stable=True)
     boxes = boxes[order]
@@ -94,19 +94,19 @@ def soft_suppression(
     """Lower the scores of boxes that overlap one of their class with a higher score.
 
     Linear Soft-NMS: Bodla et al., "Soft-NMS - improving object detection with one line of code",
-    ICCV 2017. Boxes are taken from the highest score down; each multiplies the scores that follow
-    by 1 - IoU where it overlaps more than the threshold.
+    ICCV 2017. Boxes are taken from the highest score down; each multiplies the scores of later
+    boxes that it overlaps by more than the threshold by 1 - IoU.
 
     Args:
         boxes: [n, 4] corners.
         scores: [n] in 0..1.
         classes: [n]; boxes of different classes never lower each other.
-        iou_threshold: Boxes that overlap more are lowered.
-        most: Boxes to keep at most.
-        least_score: Boxes are kept whose score stays above it.
+        iou_threshold: Scores of boxes with a larger IoU are lowered.
+        most: Maximum number of boxes to keep.
+        least_score: Boxes whose score stays above it are kept.
 
     Returns:
-        [kept] int64 numbers of boxes, the highest score first, and their scores [kept].
+        [kept] int64 numbers of boxes, in order of descending score, and their scores [kept].
     """
     overlap = box_iou(boxes[:, None], boxes)
     is_lowered = (overlap > iou_threshold) & (classes[:, None] == classes)
@@ -126,17 +126,17 @@ def soft_suppression(
 
 
 def settle_drops(alive: Tensor, edges: Tensor) -> Tensor:
-    """Return which boxes stay where some drop others.
+    """Return which boxes stay if some drop others.
 
-    The greedy rule is the one solution of ``stays[j] = no i that stays drops j``. Put in over and
-    over, the answer for the first t boxes is right after t rounds, and it has settled when a round
-    changes nothing: that takes as many rounds as the longest chain of boxes that drop each other, a
-    handful, instead of one step for each box.
+    The greedy rule is the one solution of ``stays[j] = no i that stays drops j``. Applied
+    repeatedly, it is right for the first t boxes after t rounds, and it has settled when a round
+    changes nothing. That takes as many rounds as the longest chain of boxes that drop each other,
+    usually a handful, instead of one step for each box.
 
     Args:
         alive: [n] bool, boxes that take part.
         edges: [2, E] numbers of boxes, the first of which drops the second if it stays. They form
-            no circle, as where the one with the higher score comes first.
+            no cycle, for example because the box with the higher score comes first.
 
     Returns:
         [n] bool.
@@ -152,7 +152,7 @@ def settle_drops(alive: Tensor, edges: Tensor) -> Tensor:
 
 
 def find_covered(boxes: Tensor, others: Tensor) -> Tensor:
-    """Return the fraction of each box that another one covers; the leading dimensions broadcast."""
+    """Return the fraction of each box that another covers; the leading dimensions broadcast."""
     low = torch.maximum(boxes[..., :2], others[..., :2])
     high = torch.minimum(boxes[..., 2:], others[..., 2:])
     area = (boxes[..., 2:] - boxes[..., :2]).prod(-1)

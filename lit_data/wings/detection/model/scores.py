@@ -1,4 +1,4 @@
-"""Scores of found boxes: average precision as COCO has it, and hits against false alarms."""
+"""Scores of predicted boxes: average precision as defined by COCO, and hits against false alarms."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from lit_data.wings.detection.model.boxes import Objects, box_iou, find_covered
 
 SIZES = ("small", "medium", "large")
 SIZE_LIMITS_PX = (32.0, 96.0)
-"""Sides of squares that part the sizes, as COCO's (``pycocotools.cocoeval``, `areaRng`)."""
+"""Sides of squares that separate the sizes, as in COCO (``pycocotools.cocoeval``, `areaRng`)."""
 ALARM_RATES = (0.1, 1.0, 10.0)
 """False alarms per image at which the found fraction of the objects is logged."""
 
@@ -29,11 +29,11 @@ _COLUMNS = 7  # see `_tabulate`
 
 
 class Matches(NamedTuple):
-    """Fates of the boxes of B images at IoU 0.5.
+    """Outcomes of the boxes of B images at IoU 0.5.
 
     Attributes:
-        outcomes: [B, found] int8: 1 right, 0 false, -1 counts for nothing.
-        missed: [B, true] bool: true boxes that none has taken.
+        outcomes: [B, found] int8: 1 right, 0 false, -1 not counted.
+        missed: [B, true] bool: true boxes that no predicted box has taken.
     """
 
     outcomes: Tensor
@@ -44,23 +44,23 @@ class BoxScores(Metric):
     """Average precision of boxes, by class and by size, and hits against false alarms.
 
     Average precision is that of COCO (Lin et al., "Microsoft COCO", ECCV 2014), see
-    `lit_data.wings.detection.model.average_precision`; torchmetrics' own `MeanAveragePrecision` needs
-    torchvision, and knows neither other limits of sizes nor the precision of a class at IoU 0.5.
-    Classes without a true box count for nothing. Neither does a found box that is not right and
-    that an ignored region of its class covers to the threshold, as COCO's crowds; nor, in the score
-    of a size, a box of another size.
+    `lit_data.wings.detection.model.average_precision`. torchmetrics' own `MeanAveragePrecision`
+    needs torchvision, and supports neither other limits of sizes nor the precision of a class at
+    IoU 0.5. Classes without a true box are not counted. A predicted box is not counted if it is not
+    right and an ignored region of its class covers it up to the threshold, as with COCO's crowds.
+    The score of a size does not count boxes of another size.
 
     Hits against false alarms are points of the FROC curve (Chakraborty, "Maximum likelihood
     analysis of free-response ROC data", 1989) at IoU 0.5: in each image, from the highest score
-    down, a found box takes the true box of its class that it overlaps most and that no other has
-    taken; it is right if their IoU reaches 0.5.
+    down, a predicted box takes the true box of its class that it overlaps most and that no other
+    has taken; it is right if their IoU reaches 0.5.
 
     Args:
-        size_limits_px: Sides of squares whose areas part small, medium and large boxes.
+        size_limits_px: Sides of squares whose areas separate small, medium and large boxes.
 
     Attributes:
-        names: Names of the classes; empty leaves their own scores out.
-        curve: Recall and precision at IoU 0.5, as of the last `compute`; None where no box is right.
+        names: Names of the classes; if empty, there are no scores of single classes.
+        curve: Recall and precision at IoU 0.5, from the last `compute`; None if no box is right.
     """
 
     full_state_update = False
@@ -84,13 +84,14 @@ class BoxScores(Metric):
         ignored: Sequence[Objects] | None = None,
         scales: Sequence[float] | None = None,
     ) -> None:
-        """Match the boxes of a batch of images; without an image a rank only takes part.
+        """Match the boxes of a batch of images; a rank without an image must call it too.
 
         Args:
-            predicted: Of each image, the highest score first; COCO counts up to 100 of each class.
-            true: Of the same images.
-            ignored: Regions of them in which no box of their class is wrong.
-            scales: For each image the px of its sizes for one px of its boxes, by default 1.
+            predicted: Boxes of each image, by descending score; COCO counts up to 100 of each
+                class.
+            true: True boxes of the same images.
+            ignored: Regions of the images in which no box of their class is false.
+            scales: Px of the sizes per px of the boxes, for each image; 1 by default.
         """
         if not predicted:
             self.rows.append(torch.zeros(0, _COLUMNS, device=self.device))
@@ -114,11 +115,11 @@ class BoxScores(Metric):
         """Return the scores of all images.
 
         Returns:
-            ``map50`` and ``map``, the mean over IoU 0.5, 0.55 .. 0.95; ``map_small`` and so on of
-            the sizes; ``ap50_NAME`` and ``ap_NAME`` of the classes; ``froc_1`` and so on, the
-            fraction of the true boxes found at so many false alarms per image; the largest F1 at IoU
-            0.5 and over all classes, ``object_f1_max``, with ``object_f1_max_threshold``, its score.
-            NaN are those of which there are no true boxes, and a threshold where no box is right.
+            ``map50``, and ``map``, the mean over IoU 0.5, 0.55 .. 0.95; ``map_small`` and so on for
+            the sizes; ``ap50_NAME`` and ``ap_NAME`` for the classes; ``froc_1`` and so on, the
+            fraction of the true boxes found at this many false alarms per image; ``object_f1_max``,
+            the largest F1 at IoU 0.5 over all classes, and ``object_f1_max_threshold``, its score.
+            A score without true boxes is NaN, and so is a threshold if no box is right.
         """
         # A few numbers, once an epoch: the same on every device.
         rows, counts = dim_zero_cat(self.rows).cpu(), dim_zero_cat(self.counts).cpu()
@@ -154,12 +155,12 @@ class BoxScores(Metric):
 
 
 def match_objects(predicted: Objects, true: Objects, ignored: Objects) -> tuple[Tensor, Tensor]:
-    """Return which true boxes of an image are missed, and which found ones are false, at IoU 0.5.
+    """Return which true boxes of an image are missed, and which predicted ones are false, at IoU 0.5.
 
     Args:
-        predicted: The highest score first.
-        true: Of the same image.
-        ignored: Its regions in which no box of their class is wrong.
+        predicted: Boxes by descending score.
+        true: True boxes of the same image.
+        ignored: Regions of the image in which no box of their class is false.
 
     Returns:
         [true] and [found] bool.
@@ -171,7 +172,7 @@ def match_objects(predicted: Objects, true: Objects, ignored: Objects) -> tuple[
 def _match_images(
     predicted: Sequence[Objects], true: Sequence[Objects], ignored: Sequence[Objects]
 ) -> Matches:
-    """Match the boxes of some images, filled up to as many as the largest number of them."""
+    """Match the boxes of some images, padded to the largest number of boxes."""
     classes = pad_sequence([image["classes"] for image in predicted], True, _NO_CLASS)
     true_classes = pad_sequence([image["classes"] for image in true], True, _NO_CLASS - 1)
     boxes = pad_sequence([image["boxes"] for image in predicted], True)
@@ -182,13 +183,13 @@ def _match_images(
 
 
 def match_boxes(overlap: Tensor, covered: Tensor) -> Matches:
-    """Match found boxes with true ones.
+    """Match predicted boxes with true ones.
 
     Args:
-        overlap: [B, found, true] IoU, the highest score first; -1 where classes differ.
+        overlap: [B, found, true] IoU, by descending score; -1 if the classes differ.
         covered: [B, found] largest fraction that an ignored region of the class covers.
     """
-    # A column that no box takes, so that there is one where nothing is true.
+    # A column that no box takes, so that there is one even without a true box.
     overlap = F.pad(overlap, (0, 1), value=-1.0)
     is_free = overlap.new_ones(len(overlap), overlap.shape[2], dtype=torch.bool)
     is_right = torch.zeros_like(covered, dtype=torch.bool)
@@ -216,7 +217,7 @@ def _tabulate(
 
 
 def _cover(boxes: Tensor, classes: Tensor, ignored: Sequence[Objects]) -> Tensor:
-    """Return the largest fraction of boxes [B, n, 4] that an ignored region of their class covers: [B, n]."""
+    """Return the largest fraction of boxes [B, n, 4] covered by an ignored region of their class: [B, n]."""
     covered = boxes.new_full(classes.shape, -1)
     for row, regions in enumerate(ignored):
         if len(regions["classes"]):
@@ -227,12 +228,12 @@ def _cover(boxes: Tensor, classes: Tensor, ignored: Sequence[Objects]) -> Tensor
 
 
 def count_hits(scores: Tensor, outcomes: Tensor, allowed: int) -> int:
-    """Count right boxes above the score at which there are more than so many false ones.
+    """Count right boxes with a score above that of the first false box beyond the allowed number.
 
     Args:
-        scores: [n], the highest first.
+        scores: [n], descending.
         outcomes: [n] of `Matches`.
-        allowed: False boxes.
+        allowed: Number of false boxes allowed.
     """
     alarms = scores[outcomes == 0]
     limit = float(alarms[allowed]) if allowed < len(alarms) else -torch.inf
@@ -240,16 +241,16 @@ def count_hits(scores: Tensor, outcomes: Tensor, allowed: int) -> int:
 
 
 def choose_threshold(scores: Tensor, outcomes: Tensor, true_count: int) -> dict[str, Tensor]:
-    """Choose the score from which boxes count, so that their F1 is largest.
+    """Choose the lowest score of counted boxes that maximizes their F1.
 
     Args:
-        scores: [n] in 0..1, the highest first.
+        scores: [n] in 0..1, descending.
         outcomes: [n] of `Matches`.
-        true_count: True boxes.
+        true_count: Number of true boxes.
 
     Returns:
-        ``object_f1_max`` and ``object_f1_max_threshold``; NaN without a true box, and the threshold
-        where no box is right.
+        ``object_f1_max`` and ``object_f1_max_threshold``; both NaN without a true box, the
+        threshold also NaN if no box is right.
     """
     counts = outcomes >= 0
     levels = scores[counts].double()

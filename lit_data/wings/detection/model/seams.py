@@ -1,4 +1,4 @@
-"""Objects of a large image, kept until all of its windows are there."""
+"""Collects the objects of a large image until all of its windows are scored."""
 
 from collections.abc import Sequence
 
@@ -13,18 +13,18 @@ from lit_inspect import boxes as windows
 
 
 class WindowObjects:
-    """Objects that are found in windows, until all windows of an image are there.
+    """Objects found in windows, kept until all windows of an image are complete.
 
     Attributes:
-        parts: For each image that is not complete the objects of its windows, in px of the image, by
-            (left, top) of the window.
+        parts: For each incomplete image the objects of its windows, in px of the image, by (left,
+            top) of the window.
     """
 
     def __init__(self) -> None:
         self.parts: dict[int, dict[tuple[int, ...], Objects]] = {}
 
     def add(self, objects: Sequence[Objects], batch: Batch) -> None:
-        """Add the objects of the windows of a batch, in px of these."""
+        """Add the objects of the windows of a batch, in px of the windows."""
         images = batch["image_index"].tolist()
         corners = batch["window"].flip(1).cpu()
         for image, corner, in_window in zip(images, corners, objects, strict=True):
@@ -33,7 +33,7 @@ class WindowObjects:
             self.parts.setdefault(image, {})[tuple(corner.tolist())] = moved
 
     def gather(self) -> None:
-        """Exchange windows between ranks, each of which goes on with some of the images."""
+        """Exchange windows between ranks, so that each rank continues with some of the images."""
         if not (dist.is_available() and dist.is_initialized()):
             return
         ranks = dist.get_world_size()
@@ -46,7 +46,7 @@ class WindowObjects:
                     self.parts.setdefault(image, {}).update(of_image)
 
     def take(self, image: int, whole: WholeImage) -> tuple[Objects, float] | None:
-        """Return the objects of an image and its score; none while windows are missing."""
+        """Return the objects of an image and its score; None while windows are missing."""
         parts = self.parts[image]
         if len(parts) < len(whole.frames):
             return None
@@ -64,7 +64,7 @@ class WindowObjects:
 
 
 def score_objects(objects: Objects) -> float:
-    """Return the score of an image by its objects, in px of it or of its sample."""
+    """Return the score of an image from its objects, in px of the image or of its sample."""
     parts = {name: values.cpu() for name, values in objects.items()}
     return windows.score_image([_to_objects(parts)])
 

@@ -1,9 +1,9 @@
 """Assignment of a detector's places to the objects that they learn.
 
-Center sampling (Tian et al., "FCOS", ICCV 2019) names the places near an object's center; among
-them those are taken that already do best in both class and box (Feng et al., "TOOD: Task-aligned
-one-stage object detection", ICCV 2021). All objects of a batch are worked off at once, and at no
-point is each compared with every place of its image.
+Center sampling (Tian et al., "FCOS", ICCV 2019) selects the places near an object's center. Of
+these, the places that already do best in both class and box are taken (Feng et al., "TOOD:
+Task-aligned one-stage object detection", ICCV 2021). All objects of a batch are processed at once,
+and no object is compared with every place of its image.
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ from lit_data.core.types import COUNT_SUFFIX, Batch
 from lit_data.wings.detection.model.boxes import box_iou, generalised_iou, to_corners
 from lit_data.wings.detection.model.net import Level, Predictions, place_centres
 
-_REACH = 2  # places to each side of the one that holds the centre; FCOS has 1.5
-_PLACES = 10  # learning places of an object at most; ultralytics has the same
+_REACH = 2  # places to each side of the one that holds the center; FCOS has 1.5
+_PLACES = 10  # most places that learn one object; ultralytics has the same
 # TOOD has 6, for runs of many thousand steps. While boxes are still rough, 6 leaves an object one
 # learning place of any weight; 2 leaves it several.
 _IOU_POWER = 2
 # The best place of an object learns at least this score. A lower one makes the first steps learn
 # that objects are rare.
 _LEAST_QUALITY = 0.5
-# Decides among places whose boxes do not meet the object, and about nothing else.
+# Decides only among places whose boxes do not overlap the object.
 _CLOSENESS = 1e-12
 
 
@@ -56,8 +56,8 @@ class Targets(NamedTuple):
     Attributes:
         places: [T] int64, row * P + place.
         truths: [T] int64, number of the object.
-        quality: [T] float32 in 0..1, the score to learn: the object's best IoU, but at least 0.5,
-            for the place that does best, less for the others.
+        quality: [T] float32 in 0..1, the score to learn: for the best place of an object its best
+            IoU, but at least 0.5; less for the others.
     """
 
     places: Tensor
@@ -70,8 +70,8 @@ def read_truths(batch: Batch, key: str = "boxes") -> Truths:
 
     Args:
         batch: ``image`` [B, C, H, W] and ``boxes`` [N, 6] (row, class, cx, cy, w, h), the last four
-            in fractions of the image. Where there is ``boxes_count`` [B], it says whose the boxes
-            are, in order: a micro-batch still has the row numbers of the whole batch.
+            in fractions of the image. If the batch has ``boxes_count`` [B], this gives the row of
+            each box, because a micro-batch still has the row numbers of the whole batch.
         key: Key of the boxes.
     """
     boxes = batch[key]
@@ -89,17 +89,17 @@ def read_truths(batch: Batch, key: str = "boxes") -> Truths:
 def assign(predictions: Predictions, truths: Truths) -> Targets:
     """Choose up to ten places for each object.
 
-    Candidates are the 5 x 5 places around an object's center at each level whose own centers lie
-    inside its box, and always the one in the middle, so that the smallest box has one at each
-    level. They are ranked by ``sqrt(score) * IoU^2`` of what the net says there now. A place wanted
-    by several objects learns the one that its box overlaps most.
+    Candidates are the 5 x 5 places around an object's center at each level whose own centers are
+    inside its box, and always the middle one, so that even the smallest box has one at each level.
+    They are ranked by ``sqrt(score) * IoU^2`` of the net's current predictions. A place wanted by
+    several objects learns the one that its box overlaps most.
 
     Args:
-        predictions: Of the net.
+        predictions: Predictions of the net.
         truths: Objects of the same images.
 
     Raises:
-        ConfigError: A class is not one of the net's.
+        ConfigError: The net does not have a class of an object.
     """
     places_in_image, classes = predictions.logits.shape[1:]
     candidates, distance, valid = find_candidates(truths.boxes, predictions.levels)
@@ -112,7 +112,7 @@ def assign(predictions: Predictions, truths: Truths) -> Targets:
     places, overlap = (values.gather(1, chosen).flatten() for values in (candidates, overlap))
     overlap = overlap.masked_fill(chosen_rank.flatten() == 0, -1)  # no claim
     wins = _settle_conflicts(places, overlap, predictions.logits.shape[0] * places_in_image)
-    # Claims that win come first, in their order; their number alone is waited for.
+    # Winning claims come first, in their order; only their number makes the host wait.
     by_success = wins.logical_not().to(torch.uint8).argsort(stable=True)
     assigned = by_success[: _count(wins, truths.classes, classes)]
     numbers = assigned // chosen.shape[1]
@@ -126,15 +126,15 @@ def assign(predictions: Predictions, truths: Truths) -> Targets:
 
 
 def find_candidates(boxes: Tensor, levels: Sequence[Level]) -> tuple[Tensor, Tensor, Tensor]:
-    """Places near the center of each box.
+    """Find the places near the center of each box.
 
     Args:
         boxes: [N, 4] corners in pixels.
-        levels: Where the places lie.
+        levels: Grids of the places.
 
     Returns:
         Numbers of places in their image [N, 25 * levels] int64, squared distances from the center
-        of the box in strides, and which of them count.
+        of the box in strides, and a mask of the valid places.
     """
     parts = [_find_in_level(boxes, level) for level in levels]
     first = [0]
@@ -162,7 +162,7 @@ def _find_in_level(boxes: Tensor, level: Level) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _settle_conflicts(places: Tensor, overlap: Tensor, count: int) -> Tensor:
-    """[T] bool: whether a claim on a place is the one with the largest overlap, the first of equal ones."""
+    """Mark the claims on a place that have the largest overlap there, the first of equal ones: [T] bool."""
     best = overlap.new_zeros(count).scatter_reduce(0, places, overlap, "amax")
     order = torch.arange(len(places), device=places.device)
     order = order.masked_fill(overlap < best[places], len(places))
@@ -172,7 +172,7 @@ def _settle_conflicts(places: Tensor, overlap: Tensor, count: int) -> Tensor:
 
 
 def _rate(places: Tensor, truths: Tensor, overlap: Tensor, rank: Tensor, count: int) -> Targets:
-    """Scale the ranks of each object so that its best place has the best IoU, or the least quality, as its own."""
+    """Scale the ranks of each object so that its best place gets its best IoU, or the least quality."""
     best_rank = rank.new_zeros(count).scatter_reduce(0, truths, rank, "amax")
     best_overlap = rank.new_zeros(count).scatter_reduce(0, truths, overlap, "amax")
     quality = rank / best_rank[truths] * best_overlap.clamp(min=_LEAST_QUALITY)[truths]
@@ -180,7 +180,7 @@ def _rate(places: Tensor, truths: Tensor, overlap: Tensor, rank: Tensor, count: 
 
 
 def _count(wins: Tensor, classes: Tensor, known: int) -> int:
-    """Count the places that learn an object: the one number of a step that the host waits for."""
+    """Count the places that learn an object, the only number of a step that the host waits for."""
     if not len(classes):
         return 0
     count, highest = torch.stack((wins.sum(), classes.max())).tolist()
@@ -198,29 +198,28 @@ def detection_loss(
     *,
     box_weight: float = 2.0,
 ) -> Tensor:
-    """Cross entropy of scores plus `box_weight` times 1 - GIoU of boxes, in float32.
+    """Return the cross entropy of scores plus `box_weight` times 1 - GIoU of boxes, in float32.
 
-    Both are summed over the places of one image and divided by what its objects weigh there (the
-    sum of the qualities, at least 1); the loss is the mean over the images. Dividing by the objects
-    of the batch, as is common, would make each image's gradient depend on its neighbors; so no
-    image changes the weight of another, and a batch gives the same gradient when it is worked off
-    in micro-batches or on several ranks, each weighted by its images.
-
-    The cross entropy is that of soft targets (Li et al., "Generalized focal loss", NeurIPS 2020)
-    less their entropy, a constant: a net that says exactly what it is to say has loss 0.
+    Both are summed over the places of one image and divided by the weight of its objects (the sum
+    of the qualities, at least 1); the loss is the mean over the images. Dividing by the objects of
+    the batch, as is common, would make each image's gradient depend on its neighbors. Here no image
+    changes the weight of another, so a batch gives the same gradient when it is processed in
+    micro-batches or on several ranks, each weighted by its images. The cross entropy is that of
+    soft targets (Li et al., "Generalized focal loss", NeurIPS 2020) less their entropy, a constant:
+    a net that predicts exactly its targets has loss 0.
 
     Args:
-        predictions: Of the net, for B images.
+        predictions: Predictions of the net for B images.
         truths: Objects of the same images.
-        ignored: Regions of them: places with their center in one learn nothing about its class, but
-            that of an object that they learn.
+        ignored: Regions of the images. Places with their center in one do not learn its class,
+            unless they learn an object of this class.
         box_weight: Weight of the boxes' term.
 
     Returns:
         A scalar.
 
     Raises:
-        ConfigError: A class is not one of the net's.
+        ConfigError: The net does not have a class of an object.
     """
     with torch.autocast(predictions.logits.device.type, enabled=False):
         targets = assign(predictions, truths)
@@ -243,7 +242,7 @@ def detection_loss(
 
 
 def _entropy_of_objects(predictions: Predictions, truths: Truths, targets: Targets) -> Tensor:
-    """[T]: what the cross entropy of a place with an object has beyond softplus(logit), which every place has."""
+    """Return the cross entropy of each place with an object minus softplus(logit), which all places have: [T]."""
     logits = predictions.logits.flatten(0, 1)[targets.places, truths.classes[targets.truths]]
     least: Tensor = torch.special.entr(targets.quality) + torch.special.entr(1 - targets.quality)
     return -targets.quality * logits - least
@@ -261,6 +260,6 @@ def _find_ignored(
     rows = ignored.rows[region]
     classes = ignored.classes[region]
     is_ignored[rows, inner, classes] = True
-    # What learns an object takes part with its class.
+    # A place that learns an object still learns the class of it.
     is_ignored.flatten(0, 1)[targets.places, truths.classes[targets.truths]] = False
     return is_ignored

@@ -1,4 +1,4 @@
-"""Detectors of torchvision: a net, and the module that trains, scores and asks any of them."""
+"""Detectors of torchvision: a net, and the module that trains, scores and runs them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,35 +31,35 @@ from lit_data.wings.detection.model.scores import SIZE_LIMITS_PX
 from lit_data.wings.detection.model.targets import read_truths
 from lit_inspect.boxes import LEAST_SCORE
 
-_LEAST_SIDE_PX = 1e-3  # torchvision ends in an error for boxes without area
+_LEAST_SIDE_PX = 1e-3  # torchvision raises an error for boxes without area
 _LONGEST = 2  # times the shorter side, as far as images are scaled
 
 
 class TorchvisionDetector(nn.Module):
-    """Faster R-CNN, FCOS, RetinaNet or SSD of torchvision, called as torchvision's are.
+    """Faster R-CNN, FCOS, RetinaNet or SSD of torchvision, called like torchvision's own models.
 
-    Inside, images in 0..1 are brought to the mean and deviation of ImageNet. All layers are
-    trained. Batch normalization is of one kind whatever the weights, so that checkpoints fit;
-    `freeze_norm` leaves its statistics as they are, as torchvision does with trained backbones,
-    since batches of detectors are small.
+    Images in 0..1 are normalized inside with the mean and deviation of ImageNet. All layers are
+    trained. Batch normalization is of one kind with any weights, so that checkpoints fit.
+    `freeze_norm` keeps its statistics fixed, as torchvision does with pretrained backbones, because
+    batches of detectors are small.
 
     Args:
         classes: Number of classes of the data, without the background, or their names; None stands
             for 1.
         model_name: Such as ``fasterrcnn_resnet50_fpn``, ``fcos_resnet50_fpn``,
             ``retinanet_resnet50_fpn_v2``, ``ssdlite320_mobilenet_v3_large``.
-        weights: ``coco`` for all but the head, ``imagenet`` for the backbone; None starts at
-            random; a file, see `load_weights_file`.
-        size_px: Shorter side that images are scaled to; None leaves them as they come. SSD scales
-            to its own size.
-        freeze_norm: `auto`: where there are weights.
+        weights: ``coco`` for all but the head, ``imagenet`` for the backbone; None for random
+            weights; or a file, see `load_weights_file`.
+        size_px: Shorter side that images are scaled to; None keeps their size. SSD scales to its
+            own size.
+        freeze_norm: `auto` freezes if there are weights.
         options: Further arguments of the model, such as ``rpn_post_nms_top_n_train``.
 
     Raises:
-        ConfigError: The package is missing, a name is unknown, an option refused, or the weights
-            cannot be fetched.
-        DataError: The file of weights is none.
-        StoreError: It fits not.
+        ConfigError: The package is missing, a name is unknown, an option is refused, or the weights
+            cannot be downloaded.
+        DataError: The file is not a file of weights.
+        StoreError: The weights do not fit.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class TorchvisionDetector(nn.Module):
 
     @override
     def train(self, mode: bool = True) -> "TorchvisionDetector":
-        """Set the mode of all layers, but leave frozen normalization in evaluation."""
+        """Set the mode of all layers, but keep frozen normalization in evaluation mode."""
         super().train(mode)
         if self._freezes_norm:
             for layer in self.modules():
@@ -124,12 +124,12 @@ class TorchvisionDetector(nn.Module):
     def forward(
         self, images: Sequence[Tensor], targets: Sequence[Mapping[str, Tensor]] | None = None
     ) -> Any:
-        """Return the losses by their names in training, and objects in evaluation; see torchvision.
+        """Return the losses by name in training, and objects in evaluation; see torchvision.
 
         Args:
             images: Each [3, H, W] float32 in 0..1.
-            targets: Of each image ``boxes`` [N, 4] corners in px and ``labels`` [N] from 1; in
-                training.
+            targets: For each image ``boxes`` [N, 4] corners in px and ``labels`` [N] from 1; in
+                training only.
         """
         transform: Any = self.net.transform
         if self._size_px is None and transform.fixed_size is None and len(images):
@@ -140,7 +140,7 @@ class TorchvisionDetector(nn.Module):
 
 
 def _unify_norms(net: nn.Module, frozen: type[nn.Module]) -> None:
-    """Put ordinary batch normalization in the place of torchvision's frozen one, with what it has learned."""
+    """Replace torchvision's frozen batch normalization by the ordinary one, with the same statistics."""
     for parent in net.modules():
         for name, layer in parent.named_children():
             if isinstance(layer, frozen):
@@ -151,29 +151,29 @@ def _unify_norms(net: nn.Module, frozen: type[nn.Module]) -> None:
 
 
 class TorchvisionDetectionModule(DetectionModule):
-    """Any detector of torchvision, trained by its own losses and scored as `DetectionModule`.
+    """Trains any detector of torchvision with its own losses, and scores it like `DetectionModule`.
 
-    Takes the batches of `DetectionModule`. Logs ``train/loss``, the sum, and ``train/NAME`` of each
-    of its parts in each step, ``val/loss`` in training, for which each batch of the validation goes
-    through the net again; after validation and test, with ``val/`` or ``test/`` before it,
-    ``map50`` and ``map``. Boxes that are thinner than a thousandth of a pixel are left out in
-    training.
+    It takes the batches of `DetectionModule`, and logs ``train/loss``, the sum, and ``train/NAME``
+    for each of its parts in each step. In training it also logs ``val/loss``, for which each
+    validation batch goes through the net again. After validation and test it logs ``map50`` and
+    ``map``, prefixed with ``val/`` or ``test/``. Training skips boxes that are thinner than a
+    thousandth of a pixel.
 
     Args:
-        net: `TorchvisionDetector`, or a net of yours that is called like torchvision's: lists of
-            images and targets in; a dict of losses in training, a list of dicts with ``boxes``,
-            ``labels`` from 1 and ``scores`` in evaluation.
+        net: `TorchvisionDetector`, or your own net with the same interface: lists of images and
+            targets in; a dict of losses in training, a list of dicts with ``boxes``, ``labels``
+            from 1 and ``scores`` in evaluation.
         optimizer: Makes the optimizer from the parameters; AdamW by default.
         schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the
             optimizer has it.
-        score_threshold: See `DetectionModule`, as `size_limits_px`.
-        iou_threshold: Of two objects of a class that overlap more, the one with the higher score
+        score_threshold: See `DetectionModule`.
+        iou_threshold: Of two objects of a class with a larger IoU, the one with the higher score
             stays.
-        size_limits_px: See there.
+        size_limits_px: See `DetectionModule`.
 
     Raises:
-        ConfigError: The schedule is unknown, or a threshold is no fraction; later, that the
-            dataset has more classes than the net, or that its losses are none.
+        ConfigError: The schedule is unknown, or a threshold is not a fraction; later, if the
+            dataset has more classes than the net, or the net returns no losses in training.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class TorchvisionDetectionModule(DetectionModule):
 
     @override
     def forward(self, images: Tensor) -> list[dict[str, Tensor]]:  # type: ignore[override]  # as torchvision's answer
-        """Return what the net finds in images [B, 3, H, W]: ``boxes``, ``labels`` from 1 and ``scores`` of each."""
+        """Return ``boxes``, ``labels`` from 1 and ``scores`` of each of the images [B, 3, H, W]."""
         objects: list[dict[str, Tensor]] = self.net(list(images))
         return objects
 
@@ -218,8 +218,8 @@ class TorchvisionDetectionModule(DetectionModule):
 
     @override
     def _compare(self, predictions: Any, batch: Batch) -> Tensor:
-        """Return the loss of another pass, as predictions of torchvision do not hold their losses."""
-        # The places that a loss is found at are drawn: the same ones in each validation.
+        """Return the loss from another pass, because torchvision's predictions do not include it."""
+        # The loss samples its places at random: here the same ones in each validation.
         with _asked_for_losses(self.net), seeded(0, self.device):
             return _add(self._find_losses(batch))
 
@@ -253,7 +253,7 @@ class TorchvisionDetectionModule(DetectionModule):
 
 @contextmanager
 def _asked_for_losses(net: nn.Module) -> Iterator[None]:
-    """Put a net into training mode, but for layers that would drop values or learn from them."""
+    """Put a net into training mode, except layers that would drop values or learn from them."""
     modes = {part: part.training for part in net.modules()}
     for part in modes:
         part.training = not isinstance(part, _NormBase | _DropoutNd)
@@ -273,11 +273,11 @@ def read_targets(batch: Batch) -> list[dict[str, Tensor]]:
     """Return the targets of torchvision's detectors.
 
     Args:
-        batch: As for `DetectionModule`.
+        batch: Batch as for `DetectionModule`.
 
     Returns:
-        Of each image ``boxes`` [N, 4] float32 (left, top, right, bottom) in px and ``labels`` [N]
-        int64 from 1; without boxes that have no area.
+        For each image ``boxes`` [N, 4] float32 (left, top, right, bottom) in px and ``labels`` [N]
+        int64 from 1; boxes without area are skipped.
     """
     truths = read_truths(batch)
     targets = []

@@ -1,4 +1,4 @@
-"""`AdaptiveBatchSize`: no run ends because a batch was too large."""
+"""`AdaptiveBatchSize`: recovery from batches that run out of memory."""
 
 import logging
 from contextlib import ExitStack
@@ -37,31 +37,31 @@ _COUNTS = {"ooms", "base", "batch_size"}
 
 
 class AdaptiveBatchSize(CopiedCallback):
-    """Runs a batch that ran out of memory again in halves, and grows again after clean steps.
+    """Repeats a batch that ran out of memory in halves, and grows again after clean steps.
 
-    In training, an out-of-memory error in transfer, augmentation, forward or backward undoes what
-    the step did to gradients, buffers, metrics, logged values, attributes of the
-    LightningModule and random generators, and runs it again in smaller micro-batches. The gradient
-    is the mean over the samples, as for the whole batch (the loss must be a mean over its samples),
-    and the optimizer steps once, so ``global_step``, schedule and learning rate are the same as
-    without the failure. Batch norm sees micro-batches. Validation, test and prediction are split
-    likewise, their outputs joined in order; predictions that cannot be joined are refused, and
-    those whose samples may lie in several dimensions have them in the first. An error within the
-    optimizer's own step ends the run.
+    After an out-of-memory error in transfer, augmentation, forward or backward, the callback undoes
+    what the training step did to gradients, buffers, metrics, logged values, attributes of the
+    LightningModule and random generators. It then repeats the step in smaller micro-batches. The
+    gradient is the mean over the samples, as for the whole batch (the loss must be a mean over its
+    samples), and the optimizer steps once, so ``global_step``, schedule and learning rate are the
+    same as without the failure. Batch norm sees micro-batches. Validation, test and prediction
+    batches are split in the same way, and their outputs are joined in order. Predictions that
+    cannot be joined are refused; if several dimensions could be the samples, the first one is used.
+    An error within the optimizer's own step ends the run.
 
     Attributes are those of the module, its parts and objects that it holds, including lists, dicts,
     sets, arrays and tensors. Iterators, and values too large to copy in each step, cannot be
-    restored, which is logged once.
+    restored; the log says so once.
 
-    Hooks of module and callbacks get each whole batch, on its device, and their changes reach the
-    step: micro-batches are cut out of it. If a transfer hook returns a batch that cannot be split,
-    each micro-batch is transferred again. A batch that leaves too little memory for its step on the
-    device stays on the host, for hooks too, which is logged once.
+    Hooks of module and callbacks get each whole batch, on its device. Their changes reach the step,
+    because micro-batches are slices of that batch. If a transfer hook returns a batch that cannot
+    be split, each micro-batch is transferred again. A batch that leaves too little device memory
+    for its step stays on the host, for hooks too; the log says so once.
 
-    The size is halved after a failure and doubled after clean steps, or raised half way to the size
-    that failed, which is not used again unless more memory is available. A resumed run keeps the
-    sizes that were found, within its own limits; another `initial_size`, or in `resize` another
-    batch size of the loader, starts the search again.
+    The size is halved after a failure. After clean steps it is doubled, or raised halfway to the
+    size that failed, which is not used again unless more memory is available. A resumed run keeps
+    the sizes it had found, within its own limits. A different `initial_size`, or in `resize` a
+    different batch size of the loader, starts the search again.
 
     Batches may be of any form that `lit_data.core.batch_form` can read: stacked tensors, lists with one
     entry for each sample, dicts with ``batch_idx``, dataclasses. An ambiguous batch is refused if
@@ -69,9 +69,9 @@ class AdaptiveBatchSize(CopiedCallback):
     LightningModule or its datamodule, and ``count_samples(batch)`` if the number of samples is
     unclear.
 
-    With manual optimization only the module knows how its losses belong together. A module that
+    With manual optimization, only the module knows how its losses belong together. A module that
     splits its batches itself, as `GANModule` does, gets a smaller ``micro_batch_size`` (see
-    `MicroBatchModule`); for any other the error is raised, with a note. On several ranks (DDP),
+    `MicroBatchModule`); for any other module the error is raised with a note. On several ranks (DDP),
     each rank finishes its gradient alone before they synchronize; hooks that communicate within a
     step, such as ``self.log(..., on_step=True, sync_dist=True)``, are not supported.
 
@@ -86,16 +86,17 @@ class AdaptiveBatchSize(CopiedCallback):
     Args:
         mode: `split` splits batches and keeps the effective batch size; `resize` changes the
             loader's batch size, and splits only batches that are already too large.
-        initial_size: Samples at once at the start; by default the whole batch.
-        min_size: Fewest samples at once, in `resize` the smallest batch.
-        max_size: Most samples at once, in `resize` the largest batch.
-        grow_after: Steps without an error before a larger size is tried; None: never (`split`
-            only).
+        initial_size: Number of samples at once at the start; by default the whole batch.
+        min_size: Smallest number of samples at once; in `resize` the smallest batch.
+        max_size: Largest number of samples at once; in `resize` the largest batch.
+        grow_after: Steps without an error before a larger size is tried; None never tries one
+            (`split` only).
         grow_below: In `resize`, fraction of the memory below which the batch may grow.
         shrink_above: In `resize`, fraction of the memory above which the batch shrinks.
         min_success: In `resize`, fraction of the last 20 batches that must have gone through at
-            once before it grows.
-        learning_rate: In `resize`, how it follows the batch size: `none`, `linear` or `sqrt`.
+            once before the batch grows.
+        learning_rate: In `resize`, how the learning rate follows the batch size: `none`, `linear`
+            or `sqrt`.
 
     Raises:
         ConfigError: A value is out of range; in `setup` and later: this Lightning, strategy or
@@ -248,7 +249,10 @@ class AdaptiveBatchSize(CopiedCallback):
         self._resumed = state_dict
 
     def summary(self) -> dict[str, float | int | str]:
-        """Return ``batch/ooms`` and, after training, ``batch/size``: samples at once in full batches."""
+        """Return ``batch/ooms`` and, after training, ``batch/size``.
+
+        The size is the number of samples at once in full batches.
+        """
         summary: dict[str, float | int | str] = {"batch/ooms": self.state_dict().get("ooms", 0)}
         if self._size_of_full_batches:
             summary["batch/size"] = self._size_of_full_batches
@@ -282,7 +286,7 @@ class AdaptiveBatchSize(CopiedCallback):
         self._replay = self._resizing = None
 
     def _note_full_batch(self, active: ActiveBatch) -> None:
-        """Keep the size of full batches: the short one at the end of an epoch is none."""
+        """Keep the size of full batches, and ignore the short one at the end of an epoch."""
         if active.samples >= self._samples_of_full_batches:
             self._size_of_full_batches = active.largest
         if self._resizing is None:  # which moves what a full batch is

@@ -1,4 +1,4 @@
-"""`AMP`: mixed precision that suits the hardware, is watched for overflow and given up when it does not work."""
+"""`AMP`: mixed precision chosen for the hardware, with a fallback if steps overflow too often."""
 
 import functools
 import logging
@@ -43,8 +43,8 @@ class AMP(UndoneCallback):
     Logged when the Trainer logs, if an optimizer stepped in that batch:
 
     - ``amp/scale``: the loss scale, a factor; 1 without fp16.
-    - ``amp/skipped_steps``: how many optimizer steps torch's GradScaler skipped so far, because a
-      gradient was not finite. Without fp16 no step is skipped.
+    - ``amp/skipped_steps``: number of optimizer steps that torch's GradScaler has skipped so far
+      because a gradient was not finite. Without fp16 no step is skipped.
     - ``amp/grad_norm``: L2 norm of the gradients over all parameters of the optimizers that stepped
       in this batch (the last step, if one stepped more than once), unscaled, before clipping; not
       finite in a skipped step.
@@ -68,12 +68,13 @@ class AMP(UndoneCallback):
         keep_fp32: Names of submodules, as in ``named_modules``, that run in float32 with float32
             inputs, and all modules below them.
         init_scale: First loss scale (fp16).
-        growth_interval: The loss scale doubles after so many steps without overflow (fp16).
+        growth_interval: Steps without overflow after which the loss scale doubles (fp16).
         fall_back_after: Fall back after this many consecutive skipped steps of one optimizer
             (fp16), or consecutive batches without a finite loss (bf16, fp32), if the series has not
             ended when it is read.
-        fall_back_to: ``auto``: bf16 if that is fast, else fp32; ``bf16`` or ``fp32``: that one;
-            ``raise``: stop with an error. If none is left, this is logged and training continues.
+        fall_back_to: ``auto`` falls back to bf16 if that is fast, else to fp32; ``bf16`` and
+            ``fp32`` name the precision; ``raise`` stops with an error. If no precision is left,
+            this is logged and training continues.
 
     Raises:
         ConfigError: A value is out of range; in `setup` and later: the Trainer mixes precisions
@@ -235,7 +236,7 @@ class AMP(UndoneCallback):
             checkpoint[type(self._plugin).__qualname__] = self._plugin.state_dict()
 
     def summary(self) -> dict[str, float | int | str]:
-        """Return ``amp/precision``, the last one, and ``amp/skipped_steps``; empty before the first run."""
+        """Return the last ``amp/precision`` and ``amp/skipped_steps``; empty before the first run."""
         if self._plugin is None:
             return {}
         self._history.read()
@@ -246,7 +247,7 @@ class AMP(UndoneCallback):
 
     @property
     def _is_on(self) -> bool:
-        """False where the Trainer sets the precision."""
+        """False if the Trainer sets the precision."""
         return self._replaced_plugin is not None
 
     @property
@@ -255,7 +256,7 @@ class AMP(UndoneCallback):
         return self._plugin
 
     def _log_precision(self, trainer: Trainer) -> None:
-        """Log the precision in use, once until it changes."""
+        """Log the precision in use, once for each change."""
         precision = self._active.in_use
         if precision == self._logged_precision or not trainer.is_global_zero:
             return
@@ -275,7 +276,7 @@ class AMP(UndoneCallback):
         }
 
     def _judge(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Read what happened and log it; fall back on all ranks if it was too much on one."""
+        """Read the results of the steps and log them; fall back on all ranks if one rank needs it."""
         self._history.read()
         bad_batches = self._history.describe_bad()
         if bad_batches:
@@ -309,7 +310,7 @@ class AMP(UndoneCallback):
         if target is None:
             log.warning("%s; nothing is left to fall back to: %s", text, _REMEDY)
             return
-        if before == "fp16":  # what was accumulated with a loss scale would count too much without
+        if before == "fp16":  # gradients accumulated with a loss scale would count too much
             pl_module.zero_grad(set_to_none=False)
         self._fallen_to = target
         self._active.switch(target)
@@ -328,11 +329,11 @@ class AMP(UndoneCallback):
 
 
 def _find_replaceable(trainer: Trainer) -> LightningPrecision:
-    """Return the Trainer's plugin, if it is the plain one.
+    """Return the Trainer's precision plugin if it is the plain one.
 
     Raises:
-        ConfigError: It mixes precisions itself, or belongs to ``pytorch_lightning``, the other
-            package of that name.
+        ConfigError: The plugin mixes precisions itself, or belongs to ``pytorch_lightning``, the
+            other package of Lightning.
     """
     plugin = trainer.strategy.precision_plugin
     if type(plugin).__module__.startswith("pytorch_lightning."):

@@ -30,15 +30,15 @@ _MEASURED_STEPS = 16
 """Steps between two logging steps in which CUDA's clock is read; each costs about 50 us."""
 
 _MOST_ENDED = 64
-"""Steps that are added up at once, which is cheaper than after each."""
+"""Number of steps that are summed at once, which is cheaper than summing after each."""
 
 
 class DataWaitMonitor(CopiedCallback):
     """Measures how long training waits for data, transfer, augmentation and the model.
 
     Steps before the start of an epoch or a validation, or before a checkpoint, are not measured. On
-    a CUDA device the times are the device's in some of the steps, else the host's in all of them;
-    nothing waits for the device. All times are of this rank.
+    a CUDA device, the device's own clock times some of the steps; on other devices, the host's
+    clock times all of them. Nothing waits for the device. All times are those of this rank.
 
     Logged with the Trainer's ``log_every_n_steps``, over the steps since the last time:
 
@@ -48,7 +48,7 @@ class DataWaitMonitor(CopiedCallback):
     - ``data/success_rate``: fraction of batches that went through without running out of memory, 0
       to 1
     - ``time/wait_s``: mean seconds of a step, waiting for the loader
-    - ``time/assemble_s``: own work of the loader (`lit_data.core.types.CountsAssembly`) and
+    - ``time/assemble_s``: the loader's own work (`lit_data.core.types.CountsAssembly`) and
       ``on_before_batch_transfer``
     - ``time/transfer_s``: ``transfer_batch_to_device``
     - ``time/augment_s``: ``on_after_batch_transfer``
@@ -65,8 +65,8 @@ class DataWaitMonitor(CopiedCallback):
     and the fractions of the parts.
 
     Args:
-        path: Folder of the plot; by default that of the Trainer's logger, never the working folder.
-        plot: Draw it; never in a ``fast_dev_run``.
+        path: Folder for the plot; by default that of the Trainer's logger, never the working folder.
+        plot: Draw the plot; a ``fast_dev_run`` never does.
     """
 
     of_run = MappingProxyType({"_clock": StepClock, "_detach": type(None)})
@@ -84,17 +84,17 @@ class DataWaitMonitor(CopiedCallback):
         self._before_backward: Part = "other"
         self._hardware = Hardware()
         self._folder: Path | None = None
-        self._disk_bytes_before = 0  # the training
+        self._disk_bytes_before = 0  # read before the training
         self._samples_before = 0
         self._clock = StepClock()
-        self._gauge: MemoryGauge  # from the start of a training on
+        self._gauge: MemoryGauge  # set at the start of a training
         self._detach: Callable[[], None] | None = None
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         device = pl_module.device
         self._gauge = open_gauge(device)
-        # Read here: where a run fails, AMP may have given the plugin back before the last sentence.
+        # Read here: if a run fails, AMP may have given the plugin back before the last sentence.
         self._hardware = Hardware(
             on_cpu=device.type == "cpu",
             precision=str(trainer.precision),
@@ -112,14 +112,14 @@ class DataWaitMonitor(CopiedCallback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock.drop()
         self._detach_clock()
-        # again in each epoch, which may have loaders of its own
+        # repeated in each epoch, which may have its own loaders
         self._detach = attach(self._clock, trainer, pl_module)
 
     @override
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
     ) -> None:
-        # forward, or what else a step of manual optimisation was at
+        # forward, or whatever part a step of manual optimization was in
         self._before_backward = self._clock.enter("backward")
 
     @override
@@ -171,7 +171,7 @@ class DataWaitMonitor(CopiedCallback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        if self._detach is not None:  # it failed within the training
+        if self._detach is not None:  # the training failed
             self._finish(trainer)
 
     def on_event(self, trainer: Trainer, event: Event, error: BaseException | None) -> None:
@@ -193,12 +193,12 @@ class DataWaitMonitor(CopiedCallback):
         self._batches = self._total.tally.batches
 
     def summary(self) -> dict[str, float | int | str]:
-        """Return values of the whole training so far; empty before its second step.
+        """Return the values of the whole training so far; empty before its second step.
 
         - ``data_wait_fraction``, ``samples_per_s``: as logged
         - ``train/mean_step_s``, and ``train/mean_wait_s`` and so on for each part
-        - ``train/best_batch_size``: of the sizes seen, that which trained the most samples per
-          second; samples that go through the model at once
+        - ``train/best_batch_size``: the number of samples at once that trained the most samples
+          per second, among those seen
         - ``train/batch_success_rate``: as logged
         - ``train/memory_mean_bytes``, ``train/memory_max_bytes``: allocated on the device at the
           logging steps, and its peak; on the CPU the resident set of this process
@@ -209,7 +209,7 @@ class DataWaitMonitor(CopiedCallback):
         return self._total.summarise(self._hardware)
 
     def _count(self) -> None:
-        """Add up the batches that ended, and the parts that are known."""
+        """Sum the batches that ended and the parts that are known."""
         ended, self._ended = self._ended, []
         known, self._clock.known = self._clock.known, []
         parts = [seconds for _, seconds in known]
@@ -232,7 +232,7 @@ class DataWaitMonitor(CopiedCallback):
         self._detach_clock()
         self._count()
         if not self._total.tally.measured or not len(self._history.speed):
-            return  # a fit that was over already
+            return  # the fit was already over
         self._count_reads(trainer)
         sentence = self._total.describe(self._hardware)
         rank_zero_info(f"DataWaitMonitor: {sentence}")
@@ -243,7 +243,7 @@ class DataWaitMonitor(CopiedCallback):
             write_picture(self._folder / "throughput.png", draw)
 
     def _count_reads(self, trainer: Trainer) -> None:
-        """Compare bytes of disks and samples, once for a training: it takes milliseconds."""
+        """Compare bytes of disks and samples, only once for a training as it takes milliseconds."""
         loader = trainer.train_dataloader
         samples = self._total.tally.samples - self._samples_before
         sample_bytes = loader.sample_bytes if isinstance(loader, MicroBatchLoader) else 0

@@ -1,4 +1,4 @@
-"""Memory of a device: readings of what it holds and may hold, and what is cached there for later."""
+"""Memory of a device: what is used, what is available, and what torch caches."""
 
 import os
 import weakref
@@ -19,10 +19,10 @@ class MemoryReading:
     """Memory at one moment, in bytes.
 
     Attributes:
-        allocated_bytes: In tensors; on the CPU the resident set of this process.
-        reserved_bytes: Held by torch's caching allocator; on the CPU the resident set again.
-        peak_bytes: Most that was allocated since the last `MemoryGauge.reset_peak`.
-        limit_bytes: Most that this process could hold: what it has, and what is free.
+        allocated_bytes: Memory in tensors; on the CPU the resident set of this process.
+        reserved_bytes: Memory held by torch's caching allocator; on the CPU the resident set again.
+        peak_bytes: Largest `allocated_bytes` since the last `MemoryGauge.reset_peak`.
+        limit_bytes: Most that this process could hold: what it has and what is free.
     """
 
     allocated_bytes: int
@@ -37,7 +37,7 @@ class MemoryReading:
 
 
 class MemoryGauge(Protocol):
-    """Reads the memory of one device; never waits for its work."""
+    """Reads the memory of one device, and never waits for its work."""
 
     def read(self) -> MemoryReading:
         """Return the memory now."""
@@ -56,13 +56,13 @@ def open_gauge(device: torch.device) -> MemoryGauge:
 class CudaGauge:
     """Memory of one CUDA device.
 
-    The peak of each gauge is its own, though CUDA has one counter for all.
+    Each gauge has its own peak, although CUDA has one counter for all of them.
 
     Args:
-        device: The device.
+        device: A CUDA device.
     """
 
-    # Weak, so that a gauge ends with its owner.
+    # weak references, so that a gauge is freed with its owner
     _gauges: ClassVar["weakref.WeakSet[CudaGauge]"] = weakref.WeakSet()
 
     def __init__(self, device: torch.device) -> None:
@@ -88,10 +88,10 @@ class CudaGauge:
         )
 
     def reset_peak(self) -> None:
-        """Begin a new peak; the other gauges keep theirs."""
+        """Begin a new peak without changing those of other gauges."""
         stats = self._stats()
         peak_bytes = stats["allocated_bytes"]["all"]["peak"] if stats else 0
-        # CUDA's counter begins anew for all gauges of the device, so they note what it held.
+        # This resets CUDA's counter for all gauges of the device, so they note its value first.
         for gauge in self._gauges:
             if gauge.device == self.device:
                 gauge._peak_bytes = max(gauge._peak_bytes, peak_bytes)
@@ -103,7 +103,7 @@ class CudaGauge:
 
 
 def _find_fraction(device: torch.device) -> float:
-    """Return the fraction of the device that this process may use; 1 where torch cannot say."""
+    """Return the fraction of the device that this process may use; 1 if torch cannot say."""
     try:
         return float(torch.cuda.get_per_process_memory_fraction(device))
     except RuntimeError:  # another allocator, or another device of this name
@@ -129,12 +129,12 @@ class HostGauge:
 
 @dataclass(frozen=True, slots=True)
 class CachedMemory:
-    """Memory that torch, or the C library, keeps for later.
+    """Memory that torch or the C library keeps for later use.
 
     Attributes:
-        held_bytes: Returns the bytes that this process holds, used or not.
-        empty: Gives back what is not used, as far as that can be asked for.
-        used_bytes: Returns the bytes in tensors; none where that is not known.
+        held_bytes: Function that returns the bytes that this process holds, used or not.
+        empty: Function that releases unused memory, as far as possible.
+        used_bytes: Function that returns the bytes in tensors; None if that is not known.
     """
 
     held_bytes: Callable[[], int]
@@ -142,7 +142,7 @@ class CachedMemory:
     used_bytes: Callable[[], int] | None = None
 
     def measure_unused(self) -> float:
-        """Return the fraction of what is held that is in no tensor, 0 to 1; 0 if not known."""
+        """Return the fraction of the held memory that is in no tensor, 0 to 1; 0 if not known."""
         held_bytes = self.held_bytes()
         if self.used_bytes is None or not held_bytes:
             return 0.0
@@ -174,5 +174,5 @@ def read_rss_bytes() -> int:
 
 @lru_cache(maxsize=1)
 def _open_process(pid: int) -> psutil.Process:
-    # Opened once: that takes longer than a reading. A fork has a number of its own.
+    # Opened once, because opening takes longer than reading. A fork has its own process ID.
     return psutil.Process(pid)

@@ -1,4 +1,4 @@
-"""`EMA`: the moving average of the weights is what is scored and kept."""
+"""`EMA`: a moving average of the weights, used for validation and checkpoints."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -34,22 +34,22 @@ class EMA(UndoneCallback):
     """Exponential moving average of the weights (Polyak and Juditsky, 1992), for any module.
 
     Weights of single steps vary: from one epoch to the next, the scores of a net may drop sharply.
-    Their average is stable, and gains about as much as a falling learning rate would. After
+    Their average is stable, and helps about as much as a falling learning rate would. After
     optimizer step n it becomes ``d * average + (1 - d) * weights`` with ``d = min(decay, (1 + n) /
     (10 + n))``, so it also forgets the first steps of a short run (as
-    ``tf.train.ExponentialMovingAverage``). Running statistics of batch normalization are averaged
-    like the weights; all other buffers are those of the module. The average is kept in float32 or
-    better: in bfloat16 small steps would be lost.
+    ``tf.train.ExponentialMovingAverage`` does). Running statistics of batch normalization are
+    averaged like the weights; all other buffers are those of the module. The average is kept in
+    float32 or better, because small steps would be lost in bfloat16.
 
-    The module holds the average while validation runs, in all hooks, and while the Trainer saves a
-    checkpoint of any kind; and after training, even if an error or Ctrl-C ended it. In between it
-    holds the weights of the last step. A resumed run continues with these, which a checkpoint also
-    holds, unless it holds only weights. Unlike Lightning's ``EMAWeightAveraging`` it leaves
-    thresholds and counters alone, and tied weights stay tied.
+    The module holds the average in all hooks of validation, while the Trainer saves a checkpoint of
+    any kind, and after training, even if an error or Ctrl-C ended it. At all other times it holds
+    the weights of the last step. A resumed run continues with these weights, which a checkpoint
+    also holds unless it holds only weights. Unlike Lightning's ``EMAWeightAveraging``, this callback
+    leaves thresholds and counters alone, and tied weights stay tied.
 
     Args:
-        decay: Fraction of the average kept at each step; it averages about ``1 / (1 - decay)``
-            steps.
+        decay: Fraction of the average kept at each step; about ``1 / (1 - decay)`` steps are
+            averaged.
 
     Raises:
         ConfigError: The decay is not between 0 and 1; later, the strategy shards the weights across
@@ -91,7 +91,7 @@ class EMA(UndoneCallback):
         for name, tensor in tensors.items():
             if name in self._average:  # loaded on the host
                 self._average[name] = self._average[name].to(tensor.device)
-        self._hide(pl_module)  # what was loaded as weights is the average
+        self._hide(pl_module)  # the weights that were loaded are the average
 
     @override
     def on_train_batch_end(
@@ -117,7 +117,7 @@ class EMA(UndoneCallback):
                 self._follow(trainer, pl_module)
                 self._show(pl_module, device=_HOST)
             self.undo(trainer)
-        except Exception as problem:  # a device that an error broke answers with that error
+        except Exception as problem:  # a device that failed repeats its error
             self._undo.close()
             log.warning(
                 "EMA: the module keeps the weights of its last step, because the average cannot "
@@ -139,7 +139,7 @@ class EMA(UndoneCallback):
     ) -> None:
         tensors = _list_averaged(pl_module)
         if not self._weights or not _is_shown(self._average, tensors):
-            return  # the module was given other weights since
+            return  # the module has been given other weights since
         # A frozen part, which a module may leave out of its checkpoints, is its own average.
         checkpoint[_WEIGHTS_KEY] = {
             name: weights
@@ -164,7 +164,7 @@ class EMA(UndoneCallback):
             tensors = _list_averaged(pl_module)
             self._average = _copy_precisely(tensors) | checkpoint[_AVERAGE_KEY]
             self._weights = _copy(tensors) | checkpoint[_WEIGHTS_KEY]
-        if is_training:  # a search for a learning rate goes back to where it began
+        if is_training:  # a search for a learning rate returns to its start
             self.on_train_start(trainer, pl_module)
 
     @override
@@ -176,7 +176,7 @@ class EMA(UndoneCallback):
         self._step_count = state_dict["step_count"]
 
     def _make_around(self, trainer: Trainer, module: nn.Module) -> Callable[..., Any]:
-        """Return a wrapper of a method during which the module holds the average."""
+        """Return a wrapper that lets the module hold the average during a method."""
 
         def around(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any method
             with self._showing(trainer, module):
@@ -189,7 +189,7 @@ class EMA(UndoneCallback):
         if not self._is_training:
             yield
             return
-        self._follow(trainer, module)  # a callback before this one may save the step that is done
+        self._follow(trainer, module)  # a callback before this one may save the finished step
         self._show(module)
         try:
             yield
@@ -222,7 +222,7 @@ class EMA(UndoneCallback):
         tensors = _list_averaged(module)
         for name, weights in tensors.items():
             average = self._average.get(name)
-            if average is None or average.shape != weights.shape:  # a layer that is new
+            if average is None or average.shape != weights.shape:  # a new layer
                 self._average |= _copy_precisely({name: weights})
             else:
                 average.lerp_(weights.to(average.dtype), 1 - decay)
@@ -247,7 +247,7 @@ def _refuse_others(callback: Callback, trainer: Trainer) -> None:
 
 
 def _list_averaged(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a module that are averaged, by their names without those of torch.compile."""
+    """Return the averaged tensors of a module by name, without the prefixes of torch.compile."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters():
         if parameter.is_floating_point() and not is_lazy(parameter):
@@ -256,7 +256,7 @@ def _list_averaged(module: nn.Module) -> dict[str, Tensor]:
         if not isinstance(layer, _BatchNorm):
             continue
         prefix = f"{name}." if name else ""
-        # A layer without running statistics normalises by those of the batch.
+        # A layer without running statistics normalizes by those of the batch.
         for statistic in ("running_mean", "running_var"):
             buffer = getattr(layer, statistic)
             if buffer is not None and not is_lazy(buffer):
@@ -265,12 +265,12 @@ def _list_averaged(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _copy(tensors: _Tensors, device: torch.device | None = None) -> dict[str, Tensor]:
-    """Return copies on a device; none: where each lies."""
+    """Return copies on `device`; None leaves each on its own device."""
     return {name: tensor.detach().to(device, copy=True) for name, tensor in tensors.items()}
 
 
 def _copy_precisely(tensors: _Tensors) -> dict[str, Tensor]:
-    """Return copies in float32, or in the dtype of what is more precise."""
+    """Return copies in float32, or in their own dtype if that is more precise."""
     copies: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         dtype = torch.promote_types(tensor.dtype, torch.float32)
@@ -286,7 +286,7 @@ def _fill(tensors: _Tensors, sources: _Tensors) -> None:
 
 
 def _is_shown(average: _Tensors, tensors: _Tensors) -> bool:
-    """Return True if tensors hold the average."""
+    """Return True if the tensors equal the average."""
     for name, tensor in tensors.items():
         if name in average and not torch.equal(average[name].to(tensor), tensor):
             return False

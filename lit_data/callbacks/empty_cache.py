@@ -1,4 +1,4 @@
-"""`EmptyCache`: gives memory that torch keeps for later back to the device, or the system."""
+"""`EmptyCache`: returns cached memory to the device or the operating system."""
 
 import gc
 import logging
@@ -24,11 +24,11 @@ from lit_data.core.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _CHECKED_STEPS = 10
-"""Steps between two looks at the unused fraction, which take about 50 us each."""
+"""Steps between two checks of the unused fraction, which take about 50 us each."""
 
 
 class EmptyCache(UndoneCallback):
-    """Empties torch's cache of device memory; on the CPU returns free heap (glibc).
+    """Empties torch's cache of device memory; on the CPU, returns free heap memory (glibc).
 
     This frees memory when sizes change, such as between training and validation, and costs time,
     because the memory must be allocated again. Releases that would take more than
@@ -41,23 +41,23 @@ class EmptyCache(UndoneCallback):
     - ``cache/seconds``: time it took, in seconds, garbage collection included
 
     Args:
-        every_n_steps: After this many training batches; None: not for that reason.
-        around_validation: Before and after each validation.
-        after: Methods of the LightningModule; memory is released after each call, such as one that
-            samples images or computes metrics; ``"checkpoint"`` means after a checkpoint was
-            written.
+        every_n_steps: Release after this many training batches; None disables this.
+        around_validation: Release before and after each validation.
+        after: Methods of the LightningModule after each call of which memory is released, such as
+            one that samples images or computes metrics; ``"checkpoint"`` means after a checkpoint
+            was written.
         unused_fraction: Release if a larger fraction of the reserved memory, 0 to 1, is in no
-            tensor right before a backward, when a step uses the most; checked every 10th training
-            batch. It has no effect on the CPU, where torch reserves nothing. None: not for that
-            reason.
+            tensor right before a backward pass, when a step uses the most; checked every 10th
+            training batch. It has no effect on the CPU, where torch reserves nothing. None disables
+            this.
         collect_garbage: Run Python's garbage collection first, which frees tensors in reference
             cycles.
         max_cost_fraction: Fraction of the training time so far, 0 to 1, that all releases together
             may take. The first release of a training shows what one costs.
 
     Raises:
-        ConfigError: A value is out of range, or (at the start) the module has no method of a name
-            in `after`.
+        ConfigError: A value is out of range, or (at the start) the module has no method that
+            `after` names.
     """
 
     of_run = MappingProxyType({"_undo": ExitStack, "_cache": type(None)})
@@ -133,7 +133,7 @@ class EmptyCache(UndoneCallback):
     ) -> None:
         if self.unused_fraction is None or self._cache is None:
             return
-        # looked at here, where a step holds the most, and released at the end of the step
+        # checked here, where a step holds the most, and released at the end of the step
         if self._batches % _CHECKED_STEPS == 0:
             self._has_much_unused = self._cache.measure_unused() > self.unused_fraction
 
@@ -182,9 +182,9 @@ class EmptyCache(UndoneCallback):
         self._batches = state_dict["batches"]
 
     def summary(self) -> dict[str, float | int | str]:
-        """Return ``cache/releases``, ``cache/freed_bytes`` and ``cache/seconds`` in all.
+        """Return the totals ``cache/releases``, ``cache/freed_bytes`` and ``cache/seconds``.
 
-        Empty before the first release.
+        The result is empty before the first release.
         """
         if not self._total.releases:
             return {}
@@ -217,7 +217,7 @@ class EmptyCache(UndoneCallback):
         if self.collect_garbage:
             gc.collect()
         self._cache.empty()
-        # other threads may have taken memory meanwhile
+        # other threads may have allocated memory in the meantime
         freed_bytes = max(before_bytes - self._cache.held_bytes(), 0)
         seconds_s = time.perf_counter() - began_s
         self._total.add(freed_bytes, seconds_s)

@@ -23,10 +23,10 @@ def is_logging_step(trainer: Trainer, batch_idx: int) -> bool:
 
 
 def log_metrics(trainer: Trainer, values: Mapping[str, float]) -> None:
-    """Give values to the loggers at once.
+    """Pass values to the loggers at once.
 
-    Past ``log_dict``, which costs a step of its own (2 ms for a dozen values), repeats old values
-    in later rows, fills the result tables of tests and is refused in prediction; Lightning's
+    This bypasses ``log_dict``, which takes as long as a step (2 ms for a dozen values), repeats old
+    values in later rows, fills the result tables of tests and is refused in prediction. Lightning's
     DeviceStatsMonitor does the same.
     """
     if not values or trainer.sanity_checking:
@@ -41,11 +41,11 @@ class Event:
     """Something that happened to a run.
 
     Attributes:
-        name: ``oom``: a step ran out of memory; ``batch_size``: the samples that go through the
-            model at once changed; ``release``: cached memory was given back; ``precision``: a loss
-            scale overflowed or the precision changed.
-        text: One sentence for people.
-        values: Its numbers, units in the names.
+        name: ``oom`` if a step ran out of memory; ``batch_size`` if the number of samples that go
+            through the model at once changed; ``release`` if cached memory was released;
+            ``precision`` if a loss scale overflowed or the precision changed.
+        text: Readable sentence.
+        values: Numbers of the event, with units in their names.
     """
 
     name: EventName
@@ -55,7 +55,7 @@ class Event:
 
 @runtime_checkable
 class ListensToEvents(Protocol):
-    """A callback to which events are announced."""
+    """A callback that receives announced events."""
 
     def on_event(self, trainer: Trainer, event: Event, error: BaseException | None) -> None:
         """Take note of an event.
@@ -69,9 +69,9 @@ def announce(trainer: Trainer, event: Event, error: BaseException | None = None)
     """Call all callbacks that listen to events.
 
     Args:
-        trainer: Whose callbacks.
-        event: The event.
-        error: The error behind it, while it is being handled.
+        trainer: Trainer of the callbacks.
+        event: What happened.
+        error: The error behind the event, while it is being handled.
     """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]  # its callback connector sets it
         if isinstance(callback, ListensToEvents):
@@ -79,14 +79,13 @@ def announce(trainer: Trainer, event: Event, error: BaseException | None = None)
 
 
 def choose_folder(trainer: Trainer, path: Path | None) -> Path | None:
-    """Return the folder for the files of a callback, or nothing where nobody chose one.
+    """Return the folder for the files of a callback, or None if it would be the working folder.
 
-    It would be the working folder then. All ranks must call it, as Lightning broadcasts
-    ``log_dir``.
+    All ranks must call this function, because Lightning broadcasts ``log_dir``.
 
     Args:
-        trainer: Its loggers or its ``default_root_dir`` give a folder.
-        path: The folder that the callback was given.
+        trainer: Trainer whose loggers or ``default_root_dir`` give a folder.
+        path: Folder that the callback was given, if any.
     """
     folder = path or Path(trainer.log_dir or trainer.default_root_dir)
     is_chosen = path is not None or bool(trainer.loggers)
@@ -96,14 +95,14 @@ def choose_folder(trainer: Trainer, path: Path | None) -> Path | None:
 
 
 def check_folder(folder: Path | None, content: str) -> None:
-    """Refuse a file in the place of a folder.
+    """Refuse a file in place of a folder.
 
     Args:
-        folder: For the files of a callback.
-        content: Name of what will be in it, for the message.
+        folder: Folder for the files of a callback.
+        content: Name of the folder's content, for the message.
 
     Raises:
-        ConfigError: It is a file.
+        ConfigError: `folder` is a file.
     """
     if folder is not None and folder.exists() and not folder.is_dir():
         raise ConfigError(f"path={str(folder)!r} is a file: name a folder, {content} will be in it")

@@ -1,4 +1,4 @@
-"""`GradientCheckpointing`: compute the activations of named submodules again instead of keeping them."""
+"""`GradientCheckpointing`: submodules that recompute their activations instead of keeping them."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 
 
 class _Buffer(NamedTuple):
-    """A buffer, and its content at some moment.
+    """A buffer and its content at some moment.
 
     Attributes:
-        owner: Holds the buffer by its name.
-        name: Its name there.
-        content: A copy of it.
+        owner: Dict that holds the buffer.
+        name: Key of the buffer in `owner`.
+        content: Copy of the buffer.
     """
 
     owner: dict[str, Tensor | None]
@@ -36,23 +36,23 @@ class _Buffer(NamedTuple):
 
 
 class GradientCheckpointing(UndoneCallback):
-    """Trades time for memory: named submodules keep only inputs, and repeat their forward.
+    """Trades time for memory: named submodules keep only their inputs and repeat their forward pass.
 
-    Gradients, dropout, buffers (batch norm's statistics among them) and checkpoints are those of a
-    run without it. It acts while the LightningModule trains with gradients, from the start of a fit
-    to its end. Side effects of a chosen module, other than on its buffers, happen twice: hooks of
-    modules inside it, attributes, its own `torch.Generator`. A warning names chosen modules that
-    were not called in the first epoch.
+    Gradients, dropout, buffers (including batch norm's statistics) and checkpoints are the same as
+    without this callback. It acts while the LightningModule trains with gradients, from the start
+    of a fit to its end. Side effects of a chosen module, other than on its buffers, happen twice:
+    hooks of modules inside it, attributes, its own `torch.Generator`. A warning names chosen
+    modules that were not called in the first epoch.
 
     Args:
         modules: Names of submodules as in ``named_modules()``, or patterns (``*``, ``?``,
-            ``[...]``) for each part of a dotted name: ``encoder.*`` are the children of ``encoder``
-            without theirs.
+            ``[...]``) for each part of a dotted name: ``encoder.*`` matches the children of
+            ``encoder``, but not theirs.
 
     Raises:
-        ConfigError: Not a list of names (the empty name, the LightningModule itself, is not
-            allowed); at the start of a fit, a name or pattern that matches no submodule, a
-            container without a forward pass, or a module inside another chosen one.
+        ConfigError: `modules` is not a list of names (the empty name, the LightningModule itself,
+            is not allowed); at the start of a fit, a name or pattern matches no submodule or a
+            container without a forward pass, or a chosen module is inside another one.
     """
 
     of_run = MappingProxyType({"_undo": ExitStack})
@@ -70,8 +70,8 @@ class GradientCheckpointing(UndoneCallback):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Not in setup: modules may be made in the LightningModule's own setup or configure_model,
-        # which come later.
+        # Not in setup, because the LightningModule may make modules in its own setup or
+        # configure_model, which come later.
         self._undo.close()
         chosen = _choose_modules(pl_module, self.modules)
         self._idle = set(chosen)
@@ -106,7 +106,7 @@ class GradientCheckpointing(UndoneCallback):
 
 
 def _choose_modules(root: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
-    """Return the modules that the patterns name, each once."""
+    """Return the modules that the patterns match, each once."""
     modules = {name: module for name, module in root.named_modules(remove_duplicate=False) if name}
     chosen: dict[int, str] = {}  # by id: torchmetrics compares its modules by their content
     for pattern in patterns:
@@ -140,7 +140,7 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 def _check_inside(module: nn.Module, name: str, chosen: Mapping[int, str]) -> None:
-    """Refuse a module that holds another chosen one, by their ids."""
+    """Refuse a module that holds another chosen one; `chosen` has the names by id."""
     _, *inner_modules = module.modules()
     for inner in inner_modules:
         if id(inner) in chosen:
@@ -155,7 +155,7 @@ def _quote(names: Sequence[str]) -> str:
 
 
 def _watch_inputs(call: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Refuse a module that changes its inputs in place, from which its forward is repeated."""
+    """Refuse a module that changes its inputs in place, as its forward pass is repeated from them."""
 
     def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any module
         if torch.compiler.is_compiling():
@@ -177,9 +177,9 @@ def _watch_inputs(call: Callable[..., Any], name: str) -> Callable[..., Any]:
 def _run_checkpointed(
     module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:  # noqa: ANN401 - any module
-    """Run `call` now, and again in backward from the buffers of now, without a trace in those of then."""
+    """Run `call` now, and repeat it in backward with the current buffers, without changing later ones."""
     if torch.compiler.is_compiling():
-        # The compiler repeats no update of a buffer by itself, and could not see ours.
+        # The compiler itself repeats no update of a buffer, and could not see ours.
         return checkpoint(call, *args, use_reentrant=False, **kwargs)
     buffers = _copy_buffers(module)
     is_repetition = False
@@ -194,7 +194,8 @@ def _run_checkpointed(
         is_repetition = True
         return call(*positional, **named)
 
-    # By position, as torch looks only there for the devices whose random state it keeps.
+    # By position, because torch searches only positional arguments for the devices whose random
+    # state it keeps.
     return checkpoint(run, *args, *kwargs.values(), use_reentrant=False, preserve_rng_state=True)
 
 
@@ -209,7 +210,7 @@ def _copy_buffers(module: nn.Module) -> list[_Buffer]:
 
 @contextmanager
 def _lend(buffers: Sequence[_Buffer]) -> Iterator[None]:
-    """Put copies in the place of buffers for a while."""
+    """Temporarily replace buffers by copies of their saved content."""
     tensors_of_now = [buffer.owner[buffer.name] for buffer in buffers]
     for owner, name, content in buffers:
         owner[name] = content.clone()  # backward may be repeated, with retain_graph

@@ -1,4 +1,4 @@
-"""Features by which sets of images are compared, and torchmetrics' FID and KID of them."""
+"""Features for comparing sets of images, and torchmetrics' FID and KID of them."""
 
 import itertools
 import math
@@ -27,19 +27,19 @@ Extractor = Literal["small", "inception"]
 _SMALL_SEED = 5
 _SMALL_WIDTHS = (16, 32, 48, 48)
 _SUBSET = 1000
-"""Images of a subset of KID (Binkowski et al., "Demystifying MMD GANs", ICLR 2018, 4)."""
+"""Number of images in a subset of KID (Binkowski et al., "Demystifying MMD GANs", ICLR 2018, 4)."""
 _SUBSETS = 50
 
 
 class SmallFeatures(nn.Module):
-    """A net of four layers with random weights that are always the same: 288 features.
+    """Net of four layers with fixed random weights that gives 288 features.
 
-    The one feature module that works without a file or a download: torchmetrics' own needs
+    This is the only feature module that needs no file or download: torchmetrics' own needs
     Inception's weights. The features are the mean response of each filter of three scales, and that
-    of the coarsest scale in each quarter of the image. Random filters see colors, contrasts,
-    edges, textures and their places, and nothing of meaning; numbers made with them compare runs on
-    the same data, and never those of other people (Naeem et al., "Reliable fidelity and diversity
-    metrics for generative models", ICML 2020, 4.2 compare such embeddings with trained ones).
+    of the coarsest scale in each quarter of the image. Random filters respond to colors, contrasts,
+    edges, textures and their places, but not to meaning. Use their scores to compare runs on the
+    same data, never with published ones (Naeem et al., "Reliable fidelity and diversity metrics for
+    generative models", ICML 2020, 4.2 compare such embeddings with trained ones).
     """
 
     num_features = sum(_SMALL_WIDTHS[:3]) + 4 * _SMALL_WIDTHS[3]
@@ -65,19 +65,19 @@ class SmallFeatures(nn.Module):
 
 
 def open_extractor(extractor: Extractor | nn.Module, weights: str | None) -> tuple[nn.Module, str]:
-    """Return the net that computes features, and the end of the names of metrics made with them.
+    """Return the net that computes features, and the suffix of the metrics made with them.
 
     Args:
         extractor: ``small``, ``inception`` or a net from images [B, 3, H, W] float32 in 0..1 to
             features [B, D].
-        weights: File of Inception's weights.
+        weights: File with Inception's weights.
 
     Returns:
-        The net, in evaluation mode and without gradients; and ``_small``, nothing for Inception, or
-        ``_`` and the name of the user's class.
+        The net, in evaluation mode and without gradients, and the suffix: ``_small``, empty for
+        Inception, or ``_`` and the name of your class.
 
     Raises:
-        ConfigError: There is no such file, it holds more than weights, a package is missing, or
+        ConfigError: The file does not exist or holds more than weights, a package is missing, or
             `weights` are given for another net.
     """
     if isinstance(extractor, nn.Module):
@@ -108,12 +108,12 @@ def extract(net: nn.Module, images: Tensor, *, batch_size: int) -> Tensor:
     """Return the features of images, batch by batch.
 
     Args:
-        net: See `open_extractor`.
-        images: [N, C, H, W] in 0..1 with one or three channels, anywhere.
-        batch_size: Images at once.
+        net: Net of `open_extractor`.
+        images: [N, C, H, W] in 0..1 with one or three channels, on any device.
+        batch_size: Number of images at once.
 
     Returns:
-        [N, D] float32 on the host.
+        Features [N, D] float32 on the host.
 
     Raises:
         ConfigError: The images have another number of channels, or the net gives no such features.
@@ -136,7 +136,7 @@ def extract(net: nn.Module, images: Tensor, *, batch_size: int) -> Tensor:
 
 
 class _Inception(nn.Module):
-    """The net that FID and KID are defined by, which wants whole numbers."""
+    """The net that defines FID and KID, which takes images as integers."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def _open_inception(weights: str | None) -> nn.Module:
             "extractor='small' needs none"
         )
     try:
-        # checked first, as torch-fidelity would run whatever a pickle holds
+        # checked first, because torch-fidelity would run any code in a pickle
         torch.load(weights, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
         raise ConfigError(
@@ -178,7 +178,7 @@ def _open_inception(weights: str | None) -> nn.Module:
 def _draw_filters(number: int, outputs: int, inputs: int) -> Tensor:
     """Return filters [outputs, inputs, 3, 3] of variance 2 / fan-in.
 
-    So responses keep their size (He et al., ICCV 2015).
+    With this variance, responses keep their size (He et al., ICCV 2015).
     """
     fan_in = 9 * inputs
     limit = np.float32((6 / fan_in) ** 0.5)  # uniform in -limit..limit has variance 2 / fan-in
@@ -189,21 +189,21 @@ def _draw_filters(number: int, outputs: int, inputs: int) -> Tensor:
 class Distances:
     """Features of real images, and the distances of generated ones from them.
 
-    Of the real images FID's sums and KID's features stay, in the memory of the host.
+    FID's sums and KID's features of the real images stay in host memory.
 
     Args:
-        most: Real images at most.
+        most: Largest number of real images.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.samples = 0
-        # built with the first features, whose number they must know
+        # built with the first features, because they need the number of features
         self._metrics: tuple[FrechetInceptionDistance, KernelInceptionDistance] | None = None
 
     @property
     def is_full(self) -> bool:
-        """True if there are as many real images as asked for."""
+        """True if there are as many real images as requested."""
         return self.samples >= self.most
 
     def add(self, features: Tensor) -> None:
@@ -218,15 +218,15 @@ class Distances:
         """Return the distances of features [N, D] of generated images from the real ones.
 
         Returns:
-            ``fid`` and ``kid``; not a number where there are fewer than two images on a side, or
-            some are not finite.
+            ``fid`` and ``kid``; NaN if there are fewer than two real or generated images, or some
+            features are not finite.
         """
         smaller = min(self.samples, len(features))
         if self._metrics is None or smaller < 2 or not bool(features.isfinite().all()):
             return {"fid": math.nan, "kid": math.nan}
         fid, kid = self._metrics
         for metric in self._metrics:
-            metric.reset()  # forgets generated images alone
+            metric.reset()  # forgets only the generated images
             metric.update(features, real=False)
         kid.subset_size = min(smaller, _SUBSET)
         kid.subsets = _SUBSETS if smaller > _SUBSET else 1
@@ -239,14 +239,14 @@ def gather_features(features: Tensor, device: torch.device) -> Tensor:
     """Return the features [N, D] of all ranks, whatever their N, in the order of the ranks.
 
     Args:
-        features: Those of this rank.
-        device: Where the ranks talk to each other.
+        features: Features of this rank.
+        device: Device on which the ranks communicate.
     """
     return torch.cat(gather_all_tensors(features.to(device)))
 
 
 def _make_metrics(features: int) -> tuple[FrechetInceptionDistance, KernelInceptionDistance]:
-    # Both metrics get features and not images, so the net runs once and not twice.
+    # Both metrics get features instead of images, so the net runs once and not twice.
     as_they_are: Any = nn.Identity()
     as_they_are.num_features = features
     options: dict[str, Any] = {"reset_real_features": False, "sync_on_compute": False}

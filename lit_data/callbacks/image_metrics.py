@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 class ImageMetrics(Callback):
     """Measures FID and KID of a model that generates images.
 
-    For any LightningModule with a method ``sample_images(count, *, seed, batch_size)``, which
-    returns [count, C, H, W] float32 in 0..1 on the host; batches hold real images [B, C, H, W] in
-    0..1.
+    It works with any LightningModule that has a method ``sample_images(count, *, seed,
+    batch_size)``, which returns [count, C, H, W] float32 in 0..1 on the host. Batches hold real
+    images [B, C, H, W] in 0..1.
 
     - ``train/fid_small``, ``train/kid_small``: against the first `count` training images, as seen
       by the model, every `every_n_steps` training batches and at the end of the training. No unit;
@@ -50,16 +50,16 @@ class ImageMetrics(Callback):
     from the next batches.
 
     Args:
-        every_n_steps: Training batches from one measurement to the next; None: only in validation
-            and test.
+        every_n_steps: Training batches from one measurement to the next; None measures only in
+            validation and test.
         count: Number of real and of generated images.
         extractor: ``small``, ``inception``, or a net from images [B, 3, H, W] float32 in 0..1 to
             features [B, D].
-        weights: File of Inception's weights.
-        batch_size: Images at once, for generating them and for their features.
+        weights: File with Inception's weights.
+        batch_size: Number of images at once, for generating them and for their features.
         key: Key of the images if a batch is a dict; otherwise the first tensor with four dimensions
             is used.
-        seed: Of the generated images.
+        seed: Seed of the generated images.
 
     Raises:
         ConfigError: An argument is out of range, the weights do not exist, or (at the start) the
@@ -88,7 +88,7 @@ class ImageMetrics(Callback):
         self.key = key
         self.seed = check_seed(seed)
         self.real: dict[Stage, Distances] = {}
-        self._done: set[Stage] = set()  # all real images of the split were looked at
+        self._done: set[Stage] = set()  # all real images of the split were processed
         self._batches = 0
         self._measured = 0  # batches at the last measurement
         self._last: dict[str, float] = {}
@@ -185,7 +185,7 @@ class ImageMetrics(Callback):
         real = self.real.setdefault(stage, Distances(self.count))
         if stage in self._done or real.is_full:
             return
-        # It stays there until enough are seen: moving it there and back makes the host wait.
+        # It stays there until enough are processed: moving it there and back makes the host wait.
         self._net.to(module.device)
         features = extract(self._net, read_images(batch, self.key), batch_size=self.batch_size)
         if trainer.world_size > 1:

@@ -20,7 +20,7 @@ class LoaderFacts(NamedTuple):
     """Facts about the batches of a loader.
 
     Attributes:
-        sizes: Numbers of samples that they can have; empty if that is not known.
+        sizes: Possible numbers of samples in a batch; empty if they are not known.
         stacked: The loader stacks samples, so that no list in a batch has one entry for each
             sample.
     """
@@ -33,8 +33,8 @@ def read_loader(trainer: Trainer, dataloader_idx: int = 0) -> LoaderFacts:
     """Return the facts about the batches that arrive now.
 
     Args:
-        trainer: Whose loaders.
-        dataloader_idx: Number of the loader, of several in evaluation.
+        trainer: Trainer of the loaders.
+        dataloader_idx: Index of the loader if evaluation has several.
     """
     loader = _find_loader(trainer, dataloader_idx)
     if isinstance(loader, CombinedLoader):
@@ -45,7 +45,7 @@ def read_loader(trainer: Trainer, dataloader_idx: int = 0) -> LoaderFacts:
 
 
 def count_batch(trainer: Trainer, batch: Any, dataloader_idx: int = 0) -> int:  # noqa: ANN401 - any form
-    """Return the samples of a batch, in the form that a datamodule has given it; 0 if unclear."""
+    """Return the number of samples in a batch of the datamodule's form; 0 if unclear."""
     samples = count_plain(batch)
     if samples:
         return samples
@@ -62,7 +62,7 @@ def _stacks(loader: object) -> bool:
 
 
 def _find_loader(trainer: Trainer, dataloader_idx: int) -> object:
-    """Return the loader of the running stage; nothing where several are read at once."""
+    """Return the loader of the running stage; None if several are read at once."""
     stage = trainer.state.stage
     loaders: Any = None
     if stage == RunningStage.TRAINING:
@@ -83,7 +83,7 @@ def _find_loader(trainer: Trainer, dataloader_idx: int) -> object:
 def _list_sizes(loader: object) -> Collection[int]:
     """Return the size of a full batch and that of the last one.
 
-    The last one may have any size where the loader has no length.
+    The last one may have any size if the loader has no length.
     """
     if isinstance(loader, MicroBatchLoader):
         return loader.batch_sizes

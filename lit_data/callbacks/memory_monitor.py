@@ -1,4 +1,4 @@
-"""`MemoryMonitor`: memory of a run, its growth, and what held it when it ran out."""
+"""`MemoryMonitor`: the memory of a run, its growth, and what used it when it ran out."""
 
 import logging
 import math
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 _BATCHES = 5
 _RECORDED_ALLOCATIONS = 100_000
-"""Allocations in a snapshot, of some KB each."""
+"""Number of allocations in a snapshot; each takes a few KB."""
 
 _PEAKS = {
     "rss_bytes": "peak_rss_bytes",
@@ -49,8 +49,8 @@ _PEAKS = {
 class MemoryMonitor(UndoneCallback):
     """Measures memory, warns of growth, and reports what used it when it ran out.
 
-    Logged every `every_n_steps` training batches, whatever the Trainer's ``log_every_n_steps``, and
-    at the start and the end of each validation, test and prediction:
+    Logged every `every_n_steps` training batches, regardless of the Trainer's
+    ``log_every_n_steps``, and at the start and the end of each validation, test and prediction:
 
     - ``memory/allocated_bytes``: in tensors on the device; on the CPU the resident memory of this
       process
@@ -60,7 +60,7 @@ class MemoryMonitor(UndoneCallback):
     - ``memory/fragmentation``: fraction of the reserved memory that is in no tensor, 0 to 1
     - ``memory/free_bytes``: still available on the device, or on the CPU in the machine or
       container
-    - ``memory/limit_bytes``: the sum of that and the reserved memory
+    - ``memory/limit_bytes``: the sum of free and reserved memory
     - ``memory/rss_bytes``: resident memory of this process
     - ``memory/pss_bytes``: resident memory of this process and its children, shared pages counted
       once; less often if reading is slow (`memory.record.TreeReader`), never if the system does not
@@ -68,7 +68,7 @@ class MemoryMonitor(UndoneCallback):
     - ``memory/shared_bytes``: of that, shared memory (/dev/shm, memfd)
     - ``memory/pinned_bytes``: page-locked by torch's allocator, not by others; with CUDA only
 
-    Logged at the end of each training epoch from the fifth that was measured on
+    Logged at the end of each training epoch, starting with the fifth measured one
     (`lit_data.callbacks.memory.record.Growth`):
 
     - ``memory/growth_bytes_per_epoch``: growth of ``pss_bytes``, or of ``rss_bytes`` if the system
@@ -205,12 +205,12 @@ class MemoryMonitor(UndoneCallback):
         if self._record is None:
             return
         try:
-            # an error that another callback announced has its report
+            # an error that another callback announced already has its report
             if is_out_of_memory(exception) and not is_noted(exception):
                 self._report_oom(trainer, exception)
             self._sample("event")
         except Exception as problem:
-            # a device that an error broke answers with that error from then on
+            # a device that failed repeats its error from then on
             log.warning(
                 "memory at the end of the run cannot be read: %s: %s",
                 type(problem).__name__,
@@ -227,10 +227,10 @@ class MemoryMonitor(UndoneCallback):
         self._is_recording = False
 
     def on_event(self, trainer: Trainer, event: Event, error: BaseException | None) -> None:
-        """Note an event of another callback; an out-of-memory error gets its report."""
+        """Note an event of another callback, and write a report of an out-of-memory error."""
         if event.name == "batch_size":
             self._size = event.values.get("size", self._size)
-        if self._record is None:  # it came in the setup of another callback
+        if self._record is None:  # the event came in the setup of another callback
             return
         if event.name == "oom":
             self._report_oom(trainer, error)
@@ -251,10 +251,10 @@ class MemoryMonitor(UndoneCallback):
         self._raise_peaks(state_dict["peaks"])
 
     def summary(self) -> dict[str, float | int | str]:
-        """Return peaks, ``memory/ooms``, and the growth once known.
+        """Return the peaks, ``memory/ooms``, and the growth once it is known.
 
-        Peaks are ``memory/peak_rss_bytes`` and so for pss, allocated and reserved; those of the
-        host are the largest samples. Empty before the first sample.
+        The peaks are ``memory/peak_rss_bytes`` and likewise for pss, allocated and reserved; those
+        of the host are the largest samples. The result is empty before the first sample.
         """
         if not self._peaks:
             return {}
@@ -263,7 +263,7 @@ class MemoryMonitor(UndoneCallback):
 
     @property
     def measured(self) -> MemoryRecord:
-        """Measurements since the setup."""
+        """Measurements since `setup`."""
         if self._record is None:
             raise RuntimeError(
                 "MemoryMonitor has not been set up: give it to a Trainer, which does that"

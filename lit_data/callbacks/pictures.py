@@ -1,4 +1,4 @@
-"""Images that a LightningModule generates, and grids of them as files and for the loggers that take pictures."""
+"""Images that a LightningModule generates, and grids of them for files and loggers."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from lit_data.images.writing import write_png
 
 _GAP_PX = 2
 _LEAST_PX = 64
-"""Side of a cell: smaller images are enlarged, pixel by pixel."""
+"""Shortest side of a cell; smaller images are enlarged by repeating pixels."""
 
 
 class SamplesImages(Protocol):
@@ -31,20 +31,20 @@ class SamplesImages(Protocol):
 
 
 class SweepsViews(Protocol):
-    """A module that generates objects which it can show from any side."""
+    """A module that generates objects and can show them from any side."""
 
     def sweep_views(self, count: int, poses: Tensor, seed: int) -> Tensor:
-        """Return each object from each of the `poses` [V, 2] (rad).
+        """Return each object in each of the `poses` [V, 2] (rad).
 
-        As [count, V, C, H, W] float32 in 0..1 on the host.
+        The result is [count, V, C, H, W] float32 in 0..1 on the host.
         """
         ...
 
 
 def sweeps_views(module: LightningModule) -> bool:
-    """Return True if a module, or what stands in for one, is a `SweepsViews`.
+    """Return True if a module, or a stand-in for one, is a `SweepsViews`.
 
-    From Python 3.12 on ``isinstance`` with a protocol does not see what ``__getattr__`` hands on.
+    Since Python 3.12, ``isinstance`` with a protocol ignores what ``__getattr__`` provides.
     """
     return callable(getattr(module, "sweep_views", None))
 
@@ -53,7 +53,7 @@ def check_sampling(module: LightningModule, owner: str) -> None:
     """Refuse a module that generates no images.
 
     Raises:
-        ConfigError: It has no `sample_images`.
+        ConfigError: The module has no `sample_images`.
     """
     if not callable(getattr(module, "sample_images", None)):
         raise ConfigError(
@@ -64,16 +64,16 @@ def check_sampling(module: LightningModule, owner: str) -> None:
 
 
 def sample(module: LightningModule, count: int, *, seed: int, batch_size: int) -> Tensor:
-    """Return images of a module, and leave the random numbers of the training as they are.
+    """Return images of a module without changing the random numbers of the training.
 
     Args:
-        module: Has `sample_images`.
-        count: How many images.
-        seed: Of the images.
-        batch_size: Images generated at once.
+        module: Module with `sample_images`.
+        count: Number of images.
+        seed: Seed of the images.
+        batch_size: Number of images generated at once.
 
     Returns:
-        [count, C, H, W] float32 in 0..1 on the host.
+        Images [count, C, H, W] float32 in 0..1 on the host.
     """
     with _own_random_numbers(module.device):
         images = cast(SamplesImages, module).sample_images(count, seed=seed, batch_size=batch_size)
@@ -81,16 +81,16 @@ def sample(module: LightningModule, count: int, *, seed: int, batch_size: int) -
 
 
 def sweep(module: LightningModule, count: int, poses: Tensor, *, seed: int) -> Tensor:
-    """Return objects of a module from several sides, in the way of `sample`.
+    """Return objects of a module from several sides, without changing random numbers like `sample`.
 
     Args:
-        module: Has `sweep_views`.
+        module: Module with `sweep_views`.
         count: Number of objects.
-        poses: [V, 2] rad.
-        seed: Of the objects.
+        poses: [V, 2] in rad.
+        seed: Seed of the objects.
 
     Returns:
-        [count, V, C, H, W] float32 in 0..1 on the host.
+        Views [count, V, C, H, W] float32 in 0..1 on the host.
     """
     with _own_random_numbers(module.device):
         images = cast(SweepsViews, module).sweep_views(count, poses, seed)
@@ -106,7 +106,7 @@ def find_poses(trainer: Trainer, module: LightningModule) -> Tensor | None:
 def turns(views: Tensor) -> bool:
     """Return True if objects [count, V, C, H, W] differ from side to side.
 
-    A module may know of no sides.
+    A module may ignore the sides.
     """
     return not torch.equal(views, views[:, :1].expand_as(views))
 
@@ -115,11 +115,12 @@ def read_images(batch: Any, key: str) -> Tensor:  # noqa: ANN401 - any batch
     """Return the images [B, C, H, W] of a batch.
 
     Args:
-        batch: A dict with images under `key`; otherwise the first tensor of four dimensions counts.
-        key: See `batch`.
+        batch: A dict with images under `key`; otherwise the first tensor with four dimensions is
+            used.
+        key: Key of the images if the batch is a dict.
 
     Raises:
-        ConfigError: There are none.
+        ConfigError: The batch has no images.
     """
     keys = ""
     parts: Sequence[Any]
@@ -145,7 +146,7 @@ def _check_images(images: Tensor, count: int, method: str, *, dimensions: int) -
 
 @contextmanager
 def _own_random_numbers(device: torch.device) -> Iterator[None]:
-    """Give torch's generators back as they were: training must go on as without samples."""
+    """Restore torch's generators afterwards, so that sampling does not affect training."""
     devices = [device] if device.type == "cuda" else []  # the CPU's is always among them
     with torch.random.fork_rng(devices, device_type="cuda"), torch.no_grad():
         yield
@@ -173,11 +174,11 @@ def draw_grid(images: Tensor, *, columns: int | None = None) -> Bytes:
     """Return images side by side, row by row, on white.
 
     Args:
-        images: [N, C, H, W] in 0..1 with one or three channels; of more the first is shown.
-        columns: How many in a row; by default as many as rows, or a little more.
+        images: [N, C, H, W] in 0..1 with one or three channels; of more, only the first is shown.
+        columns: Number of images in a row; by default as many as rows, or slightly more.
 
     Returns:
-        [H, W, 3] uint8.
+        Picture [H, W, 3] uint8.
     """
     count, _, height, width = images.shape
     columns = columns or math.ceil(math.sqrt(count))
@@ -195,7 +196,7 @@ def draw_grid(images: Tensor, *, columns: int | None = None) -> Bytes:
 
 
 def publish(trainer: Trainer, key: str, picture: Bytes, path: Path) -> None:
-    """Write a picture [H, W, 3] and hand it to the loggers that take pictures."""
+    """Write a picture [H, W, 3] and pass it to the loggers that accept pictures."""
     write_png(path, picture)
     step = count_logged_steps(trainer)
     for logger in trainer.loggers:
@@ -214,7 +215,7 @@ def _log_picture(logger: Logger, key: str, picture: Bytes, step: int) -> None:
 
 
 def hand_over_file(trainer: Trainer, path: Path) -> None:
-    """Hand a picture that was written to the loggers that take pictures, by its file's name."""
+    """Pass a written picture to the loggers that accept pictures, under its file's name."""
     import cv2
 
     if path.is_file() and any(_takes_pictures(logger) for logger in trainer.loggers):
@@ -224,7 +225,7 @@ def hand_over_file(trainer: Trainer, path: Path) -> None:
 
 
 def hand_over_table(trainer: Trainer, key: str, values: Mapping[str, float]) -> None:
-    """Hand named figures to the loggers that take tables."""
+    """Pass named figures to the loggers that accept tables."""
     figures = {name: float(value) for name, value in values.items()}
     if not figures:
         return

@@ -37,17 +37,17 @@ _SAFER: dict[Precision, tuple[Precision, ...]] = {
     "fp32": (),
 }
 _AUTOCAST = ("cpu", "cuda", "mps")
-_LOSS = -1  # counted like an optimizer of its own
+_LOSS = -1  # counted like another optimizer
 _LISTED_BATCHES = 20
 
 
 class WatchedScaler(torch.amp.GradScaler):
-    """torch's scaler, which also keeps what each update met: one scalar on the device, read by nobody yet.
+    """torch's scaler, which also keeps the overflows of each update as an unread device scalar.
 
     Args:
-        device_type: Where it scales.
+        device_type: Type of the device that it scales for.
         init_scale: First loss scale.
-        growth_interval: Steps without an overflow before it doubles.
+        growth_interval: Steps without an overflow before the loss scale doubles.
     """
 
     def __init__(self, device_type: str, init_scale: float, growth_interval: int) -> None:
@@ -66,34 +66,34 @@ class WatchedScaler(torch.amp.GradScaler):
         super().update(new_scale)
 
     def take_overflows(self) -> list[tuple[int, Tensor]]:
-        """Return what the optimizer steps since the last call met.
+        """Return the overflows of the optimizer steps since the last call.
 
         Returns:
-            For each step the ``id`` of its optimizer, and how many devices had a gradient that is
-            not finite ([] float32).
+            For each step the ``id`` of its optimizer, and the number of devices with a gradient
+            that is not finite ([] float32).
         """
         overflows, self._overflows = self._overflows, []
         return overflows
 
     def forget_failed_step(self) -> None:
-        """Begin anew after a run that an error ended within a step."""
+        """Reset the scaler after a run that an error ended within a step."""
         self._overflows.clear()
         self._per_optimizer_states.clear()
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over scale and growth tracker; the growth interval is this run's."""
+        """Load the scale and growth tracker, but keep this run's growth interval."""
         super().load_state_dict({**state_dict, "growth_interval": self._growth_interval})
 
 
 class _Unread(NamedTuple):
-    """A step or a loss that nobody has read yet.
+    """A step or a loss that has not been read yet.
 
     Attributes:
         key: Index of the optimizer, or `_LOSS`.
         first: First batch of its window.
         last: Last batch of its window.
-        value: [] on the device; of a step 0 where nothing overflowed.
+        value: [] on the device; for a step, 0 if nothing overflowed.
     """
 
     key: int
@@ -108,9 +108,9 @@ class StepHistory:
     They are counted once they are read.
 
     Attributes:
-        skipped: Steps skipped of each optimizer, by its index.
-        rows: Of each optimizer, how many steps were skipped since the last that was not; under -1
-            the same of losses.
+        skipped: Number of skipped steps of each optimizer, by its index.
+        rows: Number of steps that each optimizer skipped since its last one that was not skipped;
+            under -1, the same for losses.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class StepHistory:
         self._unread: list[_Unread] = []
 
     def forget_windows(self) -> None:
-        """End all windows: none reaches over the end of an epoch, or of a run."""
+        """End all windows, because none extends past the end of an epoch or a run."""
         self._window_starts.clear()
         self._losses.clear()
 
@@ -134,13 +134,13 @@ class StepHistory:
     ) -> None:
         """Note the steps of a batch.
 
-        It is the first in the window of each optimizer that stepped in the one before.
+        The batch starts a new window for each optimizer that stepped in the batch before.
 
         Args:
-            batch_idx: The batch that ends.
-            optimizers: All of them.
-            overflows: As `WatchedScaler.take_overflows` returns them; a step was skipped if its
-                number is not 0.
+            batch_idx: Index of the batch that ends.
+            optimizers: All optimizers of the Trainer.
+            overflows: Result of `WatchedScaler.take_overflows`; a step was skipped if its number is
+                not 0.
         """
         indices = {id(optimizer): index for index, optimizer in enumerate(optimizers)}
         for index in indices.values():
@@ -152,13 +152,13 @@ class StepHistory:
             self._unread.append(_Unread(index, first, batch_idx, overflow))
 
     def add_loss(self, loss: Tensor) -> None:
-        """Note a loss of the batch under way; what is kept is one number."""
+        """Note a loss of the current batch, of which one number is kept."""
         loss = loss.detach()
         # A copy of one number costs half as much as a product.
         self._losses.append(loss.clone() if loss.ndim == 0 else (loss * 0).sum())
 
     def add_losses(self, batch_idx: int) -> None:
-        """Note the losses of a batch that ends as one, which is not finite unless all are."""
+        """Note the losses of a batch that ends as one value, which is finite only if all are."""
         if not self._losses:
             return
         loss = self._losses[0]
@@ -188,14 +188,14 @@ class StepHistory:
         self._unread.clear()
 
     def describe_bad(self) -> str:
-        """List the batches that were bad since the last time; empty if none was."""
+        """Return a list of the bad batches since the last call; empty if there are none."""
         listed = ", ".join(self._bad_windows[:_LISTED_BATCHES])
         more = len(self._bad_windows) - _LISTED_BATCHES
         self._bad_windows.clear()
         return f"{listed} and {more} more" if more > 0 else listed
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts, of plain types."""
+        """Return the counts as plain types."""
         self.read()
         state: dict[str, Any] = {}
         for name, counts in self._counts().items():
@@ -203,7 +203,7 @@ class StepHistory:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from there."""
+        """Continue to count from a saved state."""
         for name, counts in self._counts().items():
             counts.clear()
             counts.update({int(key): count for key, count in state[name].items()})
@@ -213,20 +213,21 @@ class StepHistory:
 
 
 def keep_in_float32(model: nn.Module, names: Sequence[str], device_type: str) -> Callable[[], None]:
-    """Let some submodules run without autocast, with what is float16 or bfloat16 given as float32.
+    """Run some submodules without autocast, with float16 and bfloat16 inputs given as float32.
 
-    They can still be copied, pickled and compiled, and their state dict does not change.
+    The submodules can still be copied, pickled and compiled, and their state dict does not change.
 
     Args:
-        model: Whose submodules.
-        names: Of submodules, as in ``named_modules()``; all modules below one are kept with it.
-        device_type: Where autocast works.
+        model: Model that has the submodules.
+        names: Names of submodules, as in ``named_modules()``; all modules below them stay in
+            float32 too.
+        device_type: Type of the device that autocast is for.
 
     Returns:
-        A function that undoes it.
+        A function that undoes the change.
 
     Raises:
-        ConfigError: There is no submodule of a name.
+        ConfigError: A name matches no submodule.
     """
     run_in_float32 = functools.partial(_run_in_float32, device_type)
     undo = ExitStack()
@@ -236,7 +237,7 @@ def keep_in_float32(model: nn.Module, names: Sequence[str], device_type: str) ->
 
 
 def _find_submodules(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
-    """Return the submodules of some names with all below them, each once."""
+    """Return the named submodules and all below them, each once."""
     named = {}
     for name, module in model.named_modules(remove_duplicate=False):
         parts = [part for part in name.split(".") if part != "_orig_mod"]  # torch.compile adds it
@@ -272,10 +273,10 @@ def _cast_to_float32(tensor: Tensor) -> Tensor:
 def choose_precision(precision: Precision | Literal["auto"], device_type: str) -> Precision:
     """Return the precision for a device.
 
-    ``auto`` is bf16 where that is fast, else fp16 on CUDA and fp32 elsewhere.
+    ``auto`` is bf16 if that is fast, else fp16 on CUDA and fp32 elsewhere.
 
     Raises:
-        ConfigError: The device knows no autocast.
+        ConfigError: The device does not support autocast.
     """
     if precision == "auto":
         if has_fast_bf16(device_type):
@@ -294,20 +295,20 @@ def choose_precision(precision: Precision | Literal["auto"], device_type: str) -
 
 
 class MixedPrecision(LightningMixedPrecision):
-    """Lightning's plugin, whose precision and scaler can be exchanged between steps.
+    """Lightning's plugin, with a precision and scaler that can change between steps.
 
-    It has the name of Lightning's class because Lightning keeps the scaler's state under that name
-    in checkpoints: a run can go on with Lightning's own plugin, and the other way round.
+    It has the name of Lightning's class, because Lightning stores the scaler's state under that
+    name in checkpoints. A run can therefore resume with Lightning's own plugin, and vice versa.
 
     Args:
-        precision: Or ``auto``.
-        device_type: Where autocast works.
-        make_scaler: Makes a scaler for fp16.
+        precision: ``auto``, or the precision to start with.
+        device_type: Type of the device that autocast is for.
+        make_scaler: Function that makes a scaler for fp16.
         keep_fp32: Names of submodules that stay in float32.
 
     Attributes:
-        in_use: The precision.
-        scaler: None but with fp16.
+        in_use: The current precision.
+        scaler: The scaler for fp16; None with any other precision.
     """
 
     scaler: WatchedScaler | None
@@ -335,7 +336,7 @@ class MixedPrecision(LightningMixedPrecision):
         """Return the precision to fall back to, if one is left.
 
         Args:
-            target: ``auto`` is bf16 where that is fast, else fp32.
+            target: Precision to fall back to; ``auto`` is bf16 if that is fast, else fp32.
         """
         if target == "auto":
             can_use_bf16 = self.in_use == "fp16" and has_fast_bf16(self.device)
@@ -346,12 +347,12 @@ class MixedPrecision(LightningMixedPrecision):
         return None
 
     def make_safer(self, precision: Precision | None) -> None:
-        """Use a precision that a run fell back to, unless the one in use is safer."""
+        """Switch to a precision that a run fell back to, unless the current one is safer."""
         if precision in _SAFER[self.in_use]:
             self.switch(precision)
 
     def measure_norm(self, optimizer: Optimizer) -> Tensor:
-        """L2 norm ([] float32) of an optimizer's gradients just before its step, unscaled."""
+        """Return the L2 norm ([] float32) of an optimizer's unscaled gradients before its step."""
         gradients = []
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -389,8 +390,8 @@ class MixedPrecision(LightningMixedPrecision):
         clip_val: int | float = 0.0,
         gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
     ) -> None:
-        # Lightning's class refuses fused optimizers in every precision. With fp16 alone they get
-        # gradients with the loss scale, and to clip these at as many times the limit is to clip the
+        # Lightning's class refuses fused optimizers in every precision. Only with fp16 do they get
+        # scaled gradients, and clipping those at the scaled limit is the same as clipping the
         # gradients.
         if self.scaler is not None and _unscales_itself(optimizer):
             clip_val = clip_val * self.scaler.get_scale()

@@ -24,16 +24,16 @@ log = logging.getLogger(__name__)
 _MODULUS = 2**256
 _WORD_BITS = 32
 _MOST_COMING = 3
-"""Batches that may be on their way; a host that is farther ahead of its device waits for them."""
+"""Number of batches that may be in transfer before the host waits for them."""
 
 
 class _ComingBatch(NamedTuple):
-    """A batch on its way to the host.
+    """A batch in transfer to the host.
 
     Attributes:
-        batch: Of tensors on the host, which are not filled yet.
-        arrived: The event behind the copies.
-        samples: Number of its samples.
+        batch: Batch of tensors on the host, which may not be filled yet.
+        arrived: Event recorded after the copies.
+        samples: Number of samples in the batch.
     """
 
     batch: Any
@@ -49,13 +49,14 @@ class SampleDigest(Callback):
     copies each sample back to the host (about 1 ms per MB), so it is limited to `max_samples`. From
     a GPU a batch is copied during its step and hashed in a later one, so the host does not wait.
 
-    Boxes, voxels and the like are flat in a dict, with the number per sample under ``NAME_count``:
-    they are hashed with their sample, without the batch row that their first column may hold. If
-    the batch is not a dict, tensors whose length differs from that of the batch cannot be assigned
-    to samples and are skipped.
+    Boxes, voxels and the like are concatenated in a dict, with the number per sample under
+    ``NAME_count``. They are hashed with their sample, without the batch row that their first column
+    may hold. If the batch is not a dict, tensors whose length differs from that of the batch cannot
+    be assigned to samples and are skipped.
 
     Args:
-        max_samples: Stop after this many samples of all ranks together; None hashes all.
+        max_samples: Number of samples of all ranks together after which hashing stops; None hashes
+            all.
     """
 
     def __init__(self, max_samples: int | None = 20_000) -> None:
@@ -103,7 +104,7 @@ class SampleDigest(Callback):
     def summary(self) -> dict[str, str | int]:
         """Return ``samples_sha256`` (64 hexadecimal digits) and ``train/samples_hashed``.
 
-        Empty before the first step.
+        The result is empty before the first step.
         """
         self.read()
         if not self.samples:
@@ -111,7 +112,7 @@ class SampleDigest(Callback):
         return {"samples_sha256": f"{self._sum:064x}", "train/samples_hashed": self.samples}
 
     def read(self, leave: int = 0) -> None:
-        """Hash batches that have come, and of the others all but so many."""
+        """Hash the batches that have arrived, and of the others all but the last `leave`."""
         while self._coming:
             coming = self._coming[0]
             if not coming.arrived.query():
@@ -123,7 +124,7 @@ class SampleDigest(Callback):
             self._sum = (self._sum + digest) % _MODULUS
 
     def _count(self, trainer: Trainer, batch: Any) -> int:  # noqa: ANN401 - any form
-        """Count the samples that can be hashed, and say once where none can."""
+        """Count the samples that can be hashed, and log once if none can."""
         callbacks = getattr(trainer, "callbacks", ())
         adaptive = [callback for callback in callbacks if isinstance(callback, AdaptiveBatchSize)]
         if any(callback.leaves_on_host(batch) for callback in adaptive):
@@ -141,7 +142,7 @@ class SampleDigest(Callback):
 
 
 def _find_cuda(batch: Any) -> torch.device | None:  # noqa: ANN401 - any nesting
-    """Return the CUDA device of a batch; nothing where it is on the host."""
+    """Return the CUDA device of a batch; None if it is on the host."""
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Tensor) and leaf.is_cuda:
             return leaf.device
@@ -149,7 +150,7 @@ def _find_cuda(batch: Any) -> torch.device | None:  # noqa: ANN401 - any nesting
 
 
 def _is_plain(batch: object) -> bool:
-    """Return True for a tensor, and nested dicts, lists and tuples of values that need no copy."""
+    """Return True for a tensor, and for nested dicts, lists and tuples of values that need no copy."""
     if isinstance(batch, dict):
         return all(map(_is_plain, batch.values()))
     if type(batch) in (list, tuple):
@@ -162,7 +163,7 @@ def _send(
     device: torch.device,
     samples: int,
 ) -> _ComingBatch:
-    """Send a batch to the host, and return it with the event behind it."""
+    """Start to copy a batch to the host, and return it with the event that marks its arrival."""
     sent = tree_map_only(Tensor, _copy_to_host, batch)
     arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record(torch.cuda.current_stream(device))
@@ -174,11 +175,11 @@ def _copy_to_host(tensor: Tensor) -> Tensor:
 
 
 def hash_samples(batch: Any, count: int) -> list[int]:  # noqa: ANN401 - any form
-    """Return the SHA-256 of each sample of a batch as the model gets it, as a number.
+    """Return the SHA-256 of each sample of a batch as the model gets it, as an integer.
 
     Args:
-        batch: Of any form.
-        count: Number of its samples.
+        batch: Batch of any form.
+        count: Number of samples in the batch.
     """
     return [_hash_sample(parts) for parts in _list_samples(batch, count)]
 
@@ -186,7 +187,7 @@ def hash_samples(batch: Any, count: int) -> list[int]:  # noqa: ANN401 - any for
 def _list_samples(batch: Any, count: int) -> Iterator[Sequence[Bytes]]:  # noqa: ANN401 - any form
     """Yield the bytes of each sample's tensors: parts of stacked ones, or entries of a list."""
     if isinstance(batch, list | tuple) and not _are_stacked(batch, count):
-        with suppress(ConfigError):  # a tuple of fields of which one belongs to no sample
+        with suppress(ConfigError):  # a tuple of fields, one of which belongs to no sample
             for sample in range(count):
                 tensors = batch_tensors(slice_batch(batch, sample, sample + 1, count))
                 yield [_read_bytes(tensor.detach().cpu()) for tensor in tensors]
@@ -201,7 +202,7 @@ def _are_stacked(fields: Sequence[Any], count: int) -> bool:
 
 
 def _add_ranks(trainer: Trainer, count: int, digest: int) -> tuple[int, int]:
-    """Sum over all ranks, the digest in words of 32 bits whose sums fit into int64."""
+    """Return the sums over all ranks; the digest is added in 32-bit words that fit into int64."""
     # 2**31 ranks would fit
     words = [digest >> shift & 0xFFFFFFFF for shift in range(0, 256, _WORD_BITS)]
     numbers = torch.tensor([count, *words], device=trainer.strategy.root_device)
@@ -215,7 +216,7 @@ def _add_ranks(trainer: Trainer, count: int, digest: int) -> tuple[int, int]:
 def _split_fields(batch: Any, count: int) -> Iterator[Sequence[Bytes]]:  # noqa: ANN401 - any nesting of tensors
     """Yield for each tensor of a batch the bytes of its part in each sample."""
     named = batch if isinstance(batch, Mapping) else {}
-    counts: dict[Any, list[int]] = {}  # items of each sample, of fields that lie flat
+    counts: dict[Any, list[int]] = {}  # items of each sample in concatenated fields
     for key in named:
         if f"{key}{COUNT_SUFFIX}" in named:
             counts[key] = named[f"{key}{COUNT_SUFFIX}"].tolist()
@@ -224,7 +225,7 @@ def _split_fields(batch: Any, count: int) -> Iterator[Sequence[Bytes]]:  # noqa:
         for tensor in batch_tensors(batch if key is None else named[key]):
             on_host = tensor.detach().cpu()
             items = counts.get(key)
-            # a field without counts that is as long as one with counts lies flat with it
+            # a field without counts that is as long as one with counts is concatenated alike
             if items is None and len(on_host) != count:
                 items = counts_by_length.get(len(on_host))
             if items is not None:

@@ -1,4 +1,4 @@
-"""`SampleImages`: pictures of what a model generates, while it learns."""
+"""`SampleImages`: pictures of what a model generates during training."""
 
 import logging
 from pathlib import Path
@@ -30,26 +30,27 @@ Views = Literal["auto", "none"]
 class SampleImages(Callback):
     """Draws images that a model generates, always from the same latents.
 
-    For any LightningModule with a method ``sample_images(count, *, seed, batch_size)``, which
-    returns [count, C, H, W] float32 in 0..1 on the host. A module with ``sweep_views(count, poses,
-    seed)`` too, which returns [count, V, C, H, W], also shows some objects from the views of the
-    data, if the datamodule has ``poses``.
+    It works with any LightningModule that has a method ``sample_images(count, *, seed,
+    batch_size)``, which returns [count, C, H, W] float32 in 0..1 on the host. If the module also
+    has ``sweep_views(count, poses, seed)``, which returns [count, V, C, H, W], and the datamodule
+    has ``poses``, some objects are also shown from the views of the data.
 
-    Every `every_n_steps` training batches and at the end of the training it writes
-    ``images/step-<batches>.png``, and ``views-<batches>.png`` with a row for each object, and sends
+    Every `every_n_steps` training batches and at the end of the training, the callback writes
+    ``images/step-<batches>.png``, and ``views-<batches>.png`` with a row for each object. It sends
     them to the loggers that accept images (TensorBoard, and those with a method ``log_image``) as
     ``images/samples`` and ``images/views``. All ranks sample, because a module may be sharded
     across them; the first one writes. The random numbers of training do not change.
 
     Args:
         every_n_steps: Training batches from one picture to the next.
-        count: Images of a picture.
-        views: ``auto``: also views, if module and data have them and they differ; ``none``.
-        objects: Objects that are shown in views.
+        count: Number of images in a picture.
+        views: ``auto`` also shows views, if module and data have them and they differ; ``none``
+            never does.
+        objects: Number of objects that are shown in views.
         path: Folder of ``images``; by default ``trainer.log_dir``, without loggers
             ``trainer.default_root_dir``. Nothing is written into the working folder.
-        batch_size: Images generated at once.
-        seed: Of the images.
+        batch_size: Number of images generated at once.
+        seed: Seed of the images.
 
     Raises:
         ConfigError: An argument is out of range, or (at the start) the module has no such method.
@@ -123,7 +124,7 @@ class SampleImages(Callback):
         self._drawn = self._batches
         if self._folder is None:
             return
-        # All ranks sample, as the weights may be spread over them; the first one writes.
+        # All ranks sample, because the weights may be sharded across them; the first one writes.
         images = sample(module, self.count, seed=self.seed, batch_size=self.batch_size)
         poses = None if self.views == "none" else find_poses(trainer, module)
         views = None if poses is None else sweep(module, self.objects, poses, seed=self.seed)

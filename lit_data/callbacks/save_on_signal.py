@@ -1,4 +1,4 @@
-"""`SaveOnSignal`: Ctrl-C or SIGTERM ends training after the running step, with a checkpoint to go on from."""
+"""`SaveOnSignal`: a checkpoint to resume from when Ctrl-C or SIGTERM stops training."""
 
 import logging
 import signal
@@ -26,10 +26,10 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class SaveOnSignal(CopiedCallback):
-    """Finishes the current step when any rank gets a stop signal, saves a checkpoint, ends the run.
+    """Finishes the step, saves a checkpoint and ends the run when any rank gets a stop signal.
 
-    The ranks agree after each optimizer step, whichever of them got the signal; on GPUs they read
-    the result of the step before, so nothing waits for the device, and stop one step later. A
+    The ranks agree after each optimizer step, whichever of them got the signal. On GPUs they read
+    the result of the step before, so that nothing waits for the device, and stop one step later. A
     running validation is finished, because Lightning would not repeat it after a resume. Then
     ``trainer.fit`` raises ``SystemExit`` with the code 130 (Ctrl-C) or 143 (SIGTERM).
 
@@ -68,10 +68,10 @@ class SaveOnSignal(CopiedCallback):
         load_waiting_states(trainer)
         if trainer.received_sigterm:
             self._received = signal.SIGTERM
-        # Lightning's own handler is replaced: it waits for the other ranks wherever the signal
-        # strikes.
+        # Lightning's own handler is replaced, because it waits for the other ranks wherever the
+        # signal arrives.
         if threading.current_thread() is not threading.main_thread():
-            return  # Python allows no handlers there
+            return  # Python allows no handlers in other threads
         for number, handler in self._before.items():
             if handler != signal.SIG_IGN:
                 self._replaced[number] = signal.signal(number, self._note)
@@ -114,7 +114,7 @@ class SaveOnSignal(CopiedCallback):
         is_new = self._training and self._received and not self._agreed
         if is_new and trainer.world_size == 1:
             self._agreed = self._received
-            self._save(trainer)  # who sent the signal may not wait for the end of the validation
+            self._save(trainer)  # the sender may not wait for the end of the validation
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -131,8 +131,8 @@ class SaveOnSignal(CopiedCallback):
     ) -> None:
         # By name, as pytorch_lightning has one of its own.
         is_stop = type(exception).__name__ == SIGTERMException.__name__
-        # Loader processes that share our terminal may die of the same signal while we wait for
-        # their batch.
+        # The same signal may end loader processes that share our terminal while we wait for their
+        # batch.
         is_between_steps = trainer.world_size == 1 and not self._in_step
         is_loader_death = isinstance(exception, Exception) and is_between_steps
         try:
@@ -170,7 +170,7 @@ class SaveOnSignal(CopiedCallback):
             set_stop(trainer, True)
 
     def ask_ranks(self, trainer: Trainer) -> int:
-        """Return the signal that any rank got: before this step, or on GPUs before the last one."""
+        """Return the signal that any rank got before this step, or on GPUs before the last one."""
         device = trainer.strategy.root_device
         if device.type != "cuda":
             signals = torch.tensor(self._agreed, device=device)
@@ -183,7 +183,8 @@ class SaveOnSignal(CopiedCallback):
         event.record(torch.cuda.current_stream(device))
         previous = self._asked
         self._asked = (answer, event)
-        # That of the step before is there by now; the last step of an epoch waits for its own.
+        # The result of the step before has arrived by now; the last step of an epoch waits for its
+        # own.
         if previous is not None and not trainer.is_last_batch:
             answer, event = previous
         event.synchronize()
@@ -205,12 +206,12 @@ class SaveOnSignal(CopiedCallback):
             )
 
     def _save(self, trainer: Trainer) -> str:
-        """Write the checkpoint from all ranks; return what went wrong, or nothing."""
+        """Write the checkpoint from all ranks, and return the problem or an empty string."""
         part = self.path.with_name(f".{self.path.name}.part")
         try:
-            _save_on_all_ranks(trainer, part)  # complete, before it gets its name
+            _save_on_all_ranks(trainer, part)  # completed before it gets its name
             if trainer.is_global_zero:
-                # Lightning writes nothing and says nothing where the folder is read-only.
+                # Lightning writes nothing and reports nothing if the folder is read-only.
                 if not part.exists() or (part.is_file() and part.stat().st_size == 0):
                     folder = self.path.parent
                     raise OSError(

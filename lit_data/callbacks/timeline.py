@@ -1,7 +1,7 @@
-"""`Timeline`: the numbers and the events of a run, in bounded memory, and the two pictures of them.
+"""`Timeline`: the numbers and events of a run in bounded memory, and the two pictures of them.
 
-memory.png shows memory and batch size over the time of a run, throughput.png how fast a training
-was, batch by batch, and what its time went into.
+memory.png shows memory and batch size over the time of a run. throughput.png shows the speed of a
+training, batch by batch, and where its time went.
 """
 
 import logging
@@ -63,12 +63,12 @@ _PART_STYLES: dict[Part, tuple[str, str]] = {
     "wait": ("wait for data", "#b5460f"),
     "other": ("other", "#c8c8c8"),
 }
-"""From the bottom: what the device should do, then what it should not wait for."""
+"""Name and color of each part, from the bottom: the device's work, then what delays it."""
 
 _SPEED_COLOUR = "#1f5fa8"
 _SMOOTHED_POINTS = 15
 _DRAWN_BARS = 120
-"""Points of the lower picture: fractions of single steps would be a comb."""
+"""Number of points in the lower picture; fractions of single steps would be too jagged."""
 
 _TIME_UNITS = ((7200.0, 3600.0, "hours"), (180.0, 60.0, "minutes"))
 """Shortest run in seconds, seconds of the unit, and its name."""
@@ -77,15 +77,15 @@ _MIB = 2.0**20
 
 
 class Timeline:
-    """Rows of numbers over steps or seconds, and events of several kinds, however long a run is.
+    """Rows of numbers over steps or seconds, and events of several kinds, for runs of any length.
 
-    Where there are too many rows, each two neighbors become one, and from then on so many rows
-    make one. Of each kind of event every second is dropped where there are too many.
+    If there are too many rows, each pair of neighbors is merged, and later rows are merged in
+    groups of the same size. If there are too many events of a kind, every second one is dropped.
 
     Args:
-        merge: Makes one row of two neighbors.
-        most_rows: Rows that stay at most.
-        most_marks: Events of each kind that stay at most.
+        merge: Function that merges two neighboring rows.
+        most_rows: Largest number of rows.
+        most_marks: Largest number of events of each kind.
 
     Attributes:
         marks: Events by kind.
@@ -106,7 +106,7 @@ class Timeline:
         return len(self._rows)
 
     def add(self, position: float, row: Sequence[Any] | Doubles) -> None:
-        """Add the numbers of a step or moment; merged rows stand at their first position."""
+        """Add the numbers of a step or moment; merged rows keep their first position."""
         if self._rows and self._rows_in_last < self._rows_per_point:
             self._rows[-1] = self._merge(self._rows[-1], row)
             self._rows_in_last += 1
@@ -128,7 +128,7 @@ class Timeline:
         for first in range(0, len(self) - 1, 2):
             merged.append(self._merge(self._rows[first], self._rows[first + 1]))
         if len(self) % 2:
-            merged.append(self._rows[-1])  # has no neighbour, and keeps its number of rows
+            merged.append(self._rows[-1])  # has no neighbor, and keeps its number of rows
         else:
             self._rows_in_last += self._rows_per_point
         self._rows = merged
@@ -141,9 +141,9 @@ class Marks:
     """Events of one kind.
 
     Attributes:
-        most: Events that stay at most.
-        count: All events there were.
-        spans: Begin and end of those that stay, in the unit of the positions; equal for a moment.
+        most: Largest number of events that are kept.
+        count: Number of all events so far.
+        spans: Begin and end of the kept events, in the unit of the positions; equal for a moment.
     """
 
     most: int
@@ -172,7 +172,7 @@ def widen_rows(first: Doubles, second: Doubles) -> Doubles:
 
 
 def write_picture(path: Path, draw: Callable[[Path], None]) -> None:
-    """Make the folder of a picture and draw it; a failure is logged, and ends no run."""
+    """Make the folder of a picture and draw it; a failure is logged and does not end the run."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draw(path)
@@ -181,14 +181,14 @@ def write_picture(path: Path, draw: Callable[[Path], None]) -> None:
 
 
 def draw_memory(timeline: Timeline, path: Path, *, device: str, limit_bytes: int) -> None:
-    """Write a timeline as a PNG of 1210 x 770 pixels, or 1210 x 484 where there is only the host.
+    """Write a timeline as a PNG of 1210 x 770 pixels, or 1210 x 484 if there is only the host.
 
     Args:
-        timeline: Rows [2, series] of the lowest and the highest values of `SERIES`, over seconds;
-            at least one.
-        path: The file; its folder exists.
+        timeline: At least one row [2, series] of the lowest and the highest values of `SERIES`,
+            over seconds.
+        path: File to write; its folder exists.
         device: Name of the device; for ``cpu`` there is only host memory.
-        limit_bytes: Bytes that the device can hold; drawn where the run comes near them.
+        limit_bytes: Bytes that the device can hold; drawn if the run comes close to them.
     """
     has_device = device != "cpu"
     figure = _make_figure(7 if has_device else 4.4)
@@ -233,16 +233,17 @@ def draw_memory(timeline: Timeline, path: Path, *, device: str, limit_bytes: int
 
 
 def draw_throughput(speed: Timeline, parts: Timeline, path: Path, title: str) -> None:
-    """Write a PNG of 1210 x 770 pixels.
+    """Write the throughput of a training as a PNG of 1210 x 770 pixels.
 
-    Above samples per second with the batch size, and below the fractions of the parts.
+    The upper part shows samples per second and the batch size, the lower part the fractions of the
+    parts of a step.
 
     Args:
         speed: Number of steps, samples, seconds, and batch size times steps, of at least one step;
             marks of ``oom``.
         parts: Seconds of each of `PARTS`.
-        path: The file; its folder exists.
-        title: A sentence.
+        path: File to write; its folder exists.
+        title: Sentence above the picture.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -259,7 +260,7 @@ def draw_throughput(speed: Timeline, parts: Timeline, path: Path, title: str) ->
 
 
 def _make_figure(height_in: float) -> "Figure":
-    """Return a figure that no window and no state of pyplot belongs to."""
+    """Return a figure without a window or any state in pyplot."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(11, height_in), dpi=110, layout="constrained")
@@ -314,7 +315,7 @@ def _draw_sizes(
     colour: str,
     style: Any,  # noqa: ANN401 - as Matplotlib takes it
 ) -> None:
-    """Draw batch sizes on axes of their own, to the right."""
+    """Draw batch sizes on separate axes to the right."""
     cell.step(xs, sizes, where="post", color=colour, lw=1.1, ls=style, label="batch size")
     cell.set_ylabel("samples at once", color=colour)
     cell.set_ylim(0, 1.25 * float(sizes.max()))
@@ -332,7 +333,7 @@ def _draw_marks(cell: "Axes", timeline: Timeline, unit_s: float) -> None:
 
 
 def _explain_marks(timeline: Timeline) -> Iterator[Any]:
-    """Yield a handle for the legend of each kind of event that there was."""
+    """Yield a legend handle for each kind of event that occurred."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -360,7 +361,7 @@ def _draw_speed(cell: "Axes", speed: Timeline) -> None:
     oom_label = f"out of memory ({ooms.count})"
     for step, _ in ooms.spans:
         cell.axvline(step, color=_OOM_COLOUR, lw=1.2, zorder=1, label=oom_label)
-        oom_label = ""  # the legend names the first line alone
+        oom_label = ""  # the legend names only the first line
     mean = samples.sum() / seconds.sum()
     cell.set_title(f"samples per second, {mean:,.1f} on average", loc="left", fontsize=10)
     cell.set_ylim(0, 1.25 * float(np.quantile(speeds, 0.98)))
@@ -404,7 +405,7 @@ def _put_legend_beside(cell: "Axes", handles: list[Any]) -> None:
 
 
 def _smooth(values: Doubles) -> Doubles:
-    """Median of the points around each point, of fewer at the ends."""
+    """Return the median of the points around each point, of fewer at the ends."""
     half = _SMOOTHED_POINTS // 2
     padded = np.pad(values, half, constant_values=np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)

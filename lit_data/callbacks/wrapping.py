@@ -1,4 +1,4 @@
-"""Wrappers around a method of one object, which come off again in any order."""
+"""Wrappers around a method of one object, which can be removed in any order."""
 
 import functools
 from abc import ABC, abstractmethod
@@ -9,25 +9,25 @@ from lightning import Callback, LightningModule, Trainer
 from typing_extensions import override
 
 SAVE = "save_checkpoint"
-"""Method of a Trainer for checkpoints of all kinds: of those of weights alone no callback is told."""
+"""Method of a Trainer that saves any checkpoint; callbacks do not hear of weights-only ones."""
 
 Around = Callable[..., Any]
-"""Called as ``around(call, *args, **kwargs)``, where `call` is what it wraps."""
+"""Wrapper, called as ``around(call, *args, **kwargs)`` where `call` is the wrapped method."""
 
 
 class Wrapped:
-    """Stands on an object in place of a method: the last wrapper outermost.
+    """Replaces a method of an object, with the last wrapper outermost.
 
     Attributes:
-        method: The method.
-        was_attribute: It was an attribute of the object and not of its class.
-        arounds: The wrappers, the first one innermost.
-        lasting: Those of them that copies of the object have too.
+        method: The original method.
+        was_attribute: True if the method was an attribute of the object, not of its class.
+        arounds: The wrappers, innermost first.
+        lasting: The wrappers that copies of the object have too.
     """
 
     def __init__(self, method: Callable[..., Any], *, was_attribute: bool) -> None:
-        # Lightning asks a hook for its code, torch's schedules ask an optimizer's step for a mark
-        # of theirs.
+        # Lightning reads a hook's code, and torch's schedules read a mark that they set on an
+        # optimizer's step.
         functools.update_wrapper(self, method)
         self.method = method
         self.was_attribute = was_attribute
@@ -39,12 +39,12 @@ class Wrapped:
         return self.call(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Let copies of the object have the lasting wrappers alone: the others are those of a run."""
+        """Give copies of the object only the lasting wrappers; the others belong to a run."""
         lasting = [around for around in self.arounds if around in self.lasting]
         return _rebuild, (self.method, self.was_attribute, lasting)
 
     def compose(self) -> None:
-        """Put the wrappers together, once for each change: a training step makes a dozen calls."""
+        """Compose the wrappers once for each change, as a training step makes a dozen calls."""
         self.call = self.method
         for around in self.arounds:
             self.call = functools.partial(around, self.call)
@@ -68,16 +68,17 @@ def wrap(
     *,
     lasting: bool = False,
 ) -> Callable[[], None]:
-    """Let `around` run in place of ``owner.name``.
+    """Run `around` in place of ``owner.name``.
 
     Args:
-        owner: An object whose attributes can be set; its class is left alone.
-        name: One of its methods.
-        around: Called with the method that it wraps and the arguments.
-        lasting: Copies of the object have it too; it can be copied and pickled itself.
+        owner: Object whose attributes can be set; its class does not change.
+        name: Name of the method.
+        around: Wrapper, called with the method that it wraps and the arguments.
+        lasting: Give copies of the object the wrapper too, which must itself allow copying and
+            pickling.
 
     Returns:
-        A function that takes the wrapper off.
+        A function that removes the wrapper.
     """
     wrapped = vars(owner).get(name)
     if not isinstance(wrapped, Wrapped):
@@ -103,7 +104,7 @@ def wrap(
 
 
 def run_after(owner: Any, name: str, act: Callable[[], None]) -> Callable[[], None]:  # noqa: ANN401
-    """Let `act` run after each call of ``owner.name`` that raises nothing; returns as `wrap` does."""
+    """Run `act` after each successful call of ``owner.name``, and return as `wrap` does."""
 
     def around(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any method
         result = call(*args, **kwargs)
@@ -114,10 +115,10 @@ def run_after(owner: Any, name: str, act: Callable[[], None]) -> Callable[[], No
 
 
 class CopiedCallback(Callback):
-    """Callback whose copies have its options and counts, and nothing of the run that it is in.
+    """Callback whose copies have its options and counts, but nothing of the current run.
 
     Attributes:
-        of_run: Makes the values with which copies begin, by the names of attributes.
+        of_run: Functions that make the initial values of copies, by the names of attributes.
     """
 
     of_run: ClassVar[Mapping[str, Callable[[], Any]]] = {}
@@ -130,11 +131,11 @@ class CopiedCallback(Callback):
 
 
 class UndoneCallback(CopiedCallback, ABC):
-    """Callback that changes objects of a run, and leaves them as before when the run is over."""
+    """Callback that changes objects of a run and restores them when the run is over."""
 
     @abstractmethod
     def undo(self, trainer: Trainer) -> None:
-        """Leave everything as before; may be called again."""
+        """Restore everything; may be called more than once."""
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

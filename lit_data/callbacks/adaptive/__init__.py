@@ -1,1 +1,1 @@
-"""The parts of `AdaptiveBatchSize`: micro-batches, the search for a size, and how a failed step is undone."""
+"""The parts of `AdaptiveBatchSize`: micro-batches, the search for a size, and undoing failed steps."""

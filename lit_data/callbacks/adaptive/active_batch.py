@@ -1,4 +1,4 @@
-"""The batch of the step under way, its micro-batches, and how what they log is joined."""
+"""The batch of the current step, its micro-batches, and the merging of the values they log."""
 
 import dataclasses
 import functools
@@ -19,17 +19,18 @@ from lit_data.core.types import COUNT_SUFFIX
 
 T = TypeVar("T")
 Cut = Callable[[Any, int, int], Any]
-"""Returns samples of a batch: from a first one to the one behind the last."""
+"""Function that returns the samples ``start:stop`` of a batch."""
 
 
 def describe_shapes(batch: Any, samples: int) -> str:  # noqa: ANN401 - any nesting
-    """Shapes and types of the tensors of one sample: ``image 3x128x128 uint8``.
+    """Return shapes and types of the tensors of one sample: ``image 3x128x128 uint8``.
 
-    They are a part of messages, and the key of a search.
+    They are part of messages, and the key of a search.
 
     Args:
-        batch: Of any nesting.
-        samples: Of the batch; what is ragged or has another length is left out.
+        batch: Batch of any nesting.
+        samples: Number of samples in the batch; ragged values and those of another length are left
+            out.
     """
     descriptions = []
     for name, tensor in _walk(batch, ""):
@@ -45,7 +46,7 @@ def _describe_sample(name: str, shape: torch.Size, dtype: torch.dtype) -> str:
 
 
 def _walk(batch: Any, name: str) -> Iterator[tuple[str, Tensor]]:  # noqa: ANN401
-    """Tensors of a batch of any nesting with their names, ragged ones left out."""
+    """Yield the tensors of a batch of any nesting with their names, without ragged ones."""
     if isinstance(batch, Tensor):
         yield name or "tensor", batch
     elif isinstance(batch, Mapping):
@@ -66,22 +67,25 @@ class ActiveBatch:
 
     Attributes:
         host: The batch before its transfer.
-        samples: Of it.
+        samples: Number of samples in the batch.
         index: Number of the batch.
-        key: Its stage and shapes.
-        search: The sizes for them.
-        move: Transfers a batch or a micro-batch to the device, augmentation included.
-        cut: Cuts a micro-batch out of `host`, from its first sample to the one behind its last.
-        is_measured: The peak of the memory is that of this step.
-        is_manual: The module cuts it by itself.
-        whole: The batch after its transfer, which hooks get; none if its smallest micro-batch did
+        key: Stage and shapes of the batch.
+        search: Search for the size of such batches.
+        move: Function that transfers a batch or a micro-batch to the device and augments it.
+        cut: Function that cuts the samples ``start:stop`` out of `host`.
+        is_measured: True if the memory peak is that of this step.
+        is_manual: True if the module cuts the batch itself.
+        whole: The batch after its transfer, which hooks get; None if its smallest micro-batch did
             not fit, or those that did could not be joined.
-        cut_whole: Cuts a micro-batch out of `whole`; none if each has to be moved anew.
-        to_device: Moves what was cut out of `whole`, where that has no room on the device.
-        moved_versions: Of the tensors of `whole` right after the transfer, where that can be repeated.
-        restore_random: Puts random generators back to before that transfer.
-        largest: Samples of the largest micro-batch of the attempt that went through.
-        micro_batch_count: Micro-batches of that attempt.
+        cut_whole: Function that cuts a micro-batch out of `whole`; None if each one has to be
+            transferred again.
+        to_device: Function that moves a part of `whole` to the device if `whole` itself does not
+            fit there.
+        moved_versions: Versions of the tensors of `whole` right after the transfer, if that can be
+            repeated.
+        restore_random: Function that restores the random generators to before that transfer.
+        largest: Number of samples in the largest micro-batch of the successful attempt.
+        micro_batch_count: Number of micro-batches in that attempt.
     """
 
     host: Any
@@ -103,22 +107,22 @@ class ActiveBatch:
 
     @property
     def size(self) -> int:
-        """Samples of the largest micro-batch, as the search has it now."""
+        """Number of samples in the largest micro-batch, at the current size of the search."""
         return self.counts()[0]
 
     @property
     def is_at_once(self) -> bool:
-        """True if the whole batch goes through the model at once, as the search has it now."""
+        """True if the whole batch goes through the model at once, at the current size of the search."""
         return self.search.size >= self.samples
 
     def ranges(self) -> list[tuple[int, int]]:
-        """First sample of each micro-batch and the one behind its last, as the search has it now."""
+        """``(start, stop)`` of each micro-batch, at the current size of the search."""
         if self.is_at_once:
             return [(0, self.samples)]
         return cut_evenly(self.samples, self.search.size)
 
     def counts(self) -> list[int]:
-        """Samples of each micro-batch, as the search has it now."""
+        """Number of samples in each micro-batch, at the current size of the search."""
         return [stop - start for start, stop in self.ranges()]
 
     def begin_attempt(self) -> None:
@@ -128,14 +132,15 @@ class ActiveBatch:
         self.micro_batch_count = len(counts)
 
     def run(self, step: Callable[[Any, int], T], results: Results | None) -> list[T]:
-        """Call `step` with each micro-batch on the device and its samples, and join what they log.
+        """Call `step` with each micro-batch on the device, and merge what they log.
 
         Args:
-            step: Forward, and in training backward.
-            results: The values logged in the loop that runs; none in prediction, which has none.
+            step: Function that runs forward, and in training backward, given a micro-batch and its
+                number of samples.
+            results: Values logged in the running loop; None in prediction, which logs none.
 
         Returns:
-            What `step` returned for each micro-batch.
+            The result of `step` for each micro-batch.
         """
         self.begin_attempt()
         logged = LoggedMicroBatches(results)
@@ -152,7 +157,7 @@ class ActiveBatch:
         return outputs
 
     def release(self) -> None:
-        """Let go of all memory before the next batch arrives."""
+        """Release all memory before the next batch arrives."""
         self.host = self.whole = self.restore_random = self.cut_whole = None
 
     def _load(self, start: int, stop: int) -> Any:  # noqa: ANN401 - a batch
@@ -169,11 +174,11 @@ class ActiveBatch:
 class LoggedMicroBatches:
     """Collects the values that each micro-batch logs for its step.
 
-    Means over an epoch weight micro-batches by their samples anyway. A torchmetrics object, which
-    is right at the end of the epoch, shows its last micro-batch at a step.
+    Means over an epoch already weight micro-batches by their samples. A torchmetrics object is
+    correct at the end of the epoch, but at a step it shows its last micro-batch.
 
     Args:
-        results: Of the loop that runs; none outside of a loop.
+        results: Values logged in the running loop; None outside of a loop.
     """
 
     def __init__(self, results: Results | None) -> None:
@@ -181,11 +186,11 @@ class LoggedMicroBatches:
         self._batch = results.batch if results is not None else None
         self._values: dict[str, list[Any]] = {}
         self._counts: dict[str, list[int]] = {}  # samples behind each value
-        self._count = 0  # samples of the micro-batch under way
+        self._count = 0  # samples of the current micro-batch
         self._before: dict[str, Any] = {}
 
     def begin(self, micro_batch: Any, count: int) -> None:  # noqa: ANN401 - of any structure
-        """Let values that are logged from now on count for the samples of a micro-batch."""
+        """Weight values that are logged from now on by the samples of a micro-batch."""
         self._count = count
         self._before = {key: shown_value(metric) for key, metric in self._step_metrics()}
         self._show(micro_batch)
@@ -200,20 +205,20 @@ class LoggedMicroBatches:
                 self._counts.setdefault(key, []).append(self._count)
 
     def merge(self) -> None:
-        """Let each value show what it is for the whole batch."""
+        """Set each value to that of the whole batch."""
         for key, metric in self._step_metrics():
             values = self._values.get(key, [])
             if len(values) > 1:
                 show_value(metric, _reduce(metric, values, self._counts[key]))
 
     def close(self) -> None:
-        """Let go of the last micro-batch."""
+        """Release the last micro-batch."""
         self._show(self._batch)
 
     def _show(self, batch: Any) -> None:  # noqa: ANN401
         if self.results is not None:
             self.results.batch = batch
-            self.results.batch_size = None  # Lightning counts anew
+            self.results.batch_size = None  # Lightning counts again
 
     def _step_metrics(self) -> Iterator[tuple[str, Metric]]:
         if self.results is None:

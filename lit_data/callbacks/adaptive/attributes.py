@@ -1,4 +1,4 @@
-"""Attributes of modules, and the values in them, kept while a step runs that may have to be undone."""
+"""Copies of the attributes of modules, to restore them if a step has to be undone."""
 
 import io
 import random
@@ -17,28 +17,28 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 _MOST_ENTRIES = 2_000
-"""Entries of a list, dict or set; a longer list is cut to its old length, of others nothing is kept."""
+"""Most entries of a container; a longer list is cut to its old length, longer others are not kept."""
 _MOST_VALUES = 5_000
-"""Values of all kinds that are looked at; about 0.3 us each."""
+"""Most values of all kinds that are visited, which takes about 0.3 us each."""
 _MOST_BYTES = 2**25
-"""Of a tensor or an array, which each step may have to copy."""
+"""Largest tensor or array that is copied, because each step may have to copy it."""
 _OWN = frozenset(vars(nn.Module())) | frozenset(vars(LightningModule()))
-"""Attributes of torch and Lightning, which are put back, but whose values are their own business."""
+"""Attributes of torch and Lightning, which are restored without what is inside their values."""
 _ENGINES = {"torch", "lightning", "pytorch_lightning", "lightning_fabric", "omegaconf", "hydra"}
 _HOLDERS = {"types", "argparse", "collections", "typing", "abc"}
-"""Modules of Python whose classes hold values of users."""
+"""Modules of Python whose classes hold values of user code."""
 
 _PLAIN = {int, float, bool, str, bytes, complex, type(None), type, torch.device, torch.dtype}
 
 
 class _Way(NamedTuple):
-    """Functions by which values of a type are kept.
+    """Functions that keep and restore values of a type.
 
     Attributes:
-        copy: Returns what is in a value now.
-        put: Puts that back into the value.
-        inner: Returns the values inside, of what `copy` returned.
-        is_counted: The value has a number of entries.
+        copy: Function that returns a value's current content.
+        put: Function that restores that content.
+        inner: Function that returns the values inside the content.
+        is_counted: True if the value has a number of entries.
     """
 
     copy: Callable[[Any], Any]
@@ -121,7 +121,7 @@ _SLOTS = _Way(_read_slots, _put_slots, dict.values)
 
 
 def _is_plain(value: object) -> bool:
-    """Return True for what cannot change, such as the sizes of a layer."""
+    """Return True for an immutable value, such as the sizes of a layer."""
     if isinstance(value, tuple):
         return all(type(item) in _PLAIN for item in value)
     return type(value) in _PLAIN
@@ -131,16 +131,16 @@ class _Attributes:
     """Attributes of one object.
 
     Attributes:
-        values: They themselves.
-        content: A copy of them.
-        inner: Of those that are no plain values, name and value.
+        values: The dict of attributes itself.
+        content: Copy of that dict.
+        inner: Name and value of the attributes that are not plain values.
     """
 
     __slots__ = ("content", "inner", "is_layer", "values")
 
     def __init__(self, owner: object) -> None:
         self.values = vars(owner)
-        # Of the layers of torch, of which a model has hundreds, a new attribute alone is looked at:
+        # A model has hundreds of torch layers, so only their new attributes are checked here:
         # `AttributeCopy` copies the others without a call for each.
         self.is_layer = type(owner).__module__.startswith("torch.nn.")
         self.content: dict[str, Any] = {}
@@ -160,7 +160,7 @@ class _Attributes:
                 self.inner.append((name, value))
 
     def put(self) -> None:
-        """Put them back; what is new is deleted."""
+        """Restore the attributes and delete new ones."""
         for name in self.values.keys() - self.content.keys():
             del self.values[name]
         self.values.update(self.content)
@@ -180,21 +180,21 @@ class KeptContent(NamedTuple):
     way: _Way
 
     def put(self) -> None:
-        """Put it back."""
+        """Restore the content."""
         self.way.put(self.value, self.content)
 
 
 class AttributeCopy:
     """Keeps attributes of modules, and what is in them: containers, arrays, tensors and objects.
 
-    However deep they lie. Parts of torch and Lightning (optimizers, the Trainer), files and
+    Values are kept at any depth. Parts of torch and Lightning (optimizers, the Trainer), files and
     iterators are left alone.
 
     Args:
-        modules: Their attributes are kept.
+        modules: Modules whose attributes are kept.
 
     Attributes:
-        left_out: Names of attributes that hold more than can be kept, and why.
+        left_out: Names of attributes that hold more than can be kept, with the reason.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -209,11 +209,11 @@ class AttributeCopy:
         self._lengths: list[tuple[list[Any], int]] = []
         self._tensors: dict[int, _KeptTensor] = {}
         self._large: list[tuple[str, Tensor, int | None]] = []
-        self._seen: dict[int, Any] = {}  # by id, which must not be given to another meanwhile
+        self._seen: dict[int, Any] = {}  # by id; holds the values so that no id is reused
         self.left_out: dict[str, str] = {}
 
     def take(self) -> None:
-        """Take everything as it is now."""
+        """Keep the current state of everything."""
         self._objects, self._values, self._lengths, self._large = [], [], [], []
         self._seen, self.left_out = dict(self._registered), {}
         old_tensors, self._tensors = self._tensors, {}
@@ -229,7 +229,7 @@ class AttributeCopy:
                 self._keep(value, name, old_tensors)
 
     def restore(self) -> None:
-        """Put everything back; may be called more than once."""
+        """Restore everything; may be called more than once."""
         for attributes in (*self._modules, *self._layers, *self._objects):
             attributes.put()
         for kept_value in self._values:
@@ -243,7 +243,7 @@ class AttributeCopy:
                 self.left_out[name] = f"a tensor of {tensor.nbytes >> 20} MiB"
 
     def _keep(self, value: Any, name: str, old_tensors: dict[int, _KeptTensor]) -> None:  # noqa: ANN401
-        """Keep a value and all in it; `name` is that of the attribute."""
+        """Keep a value and everything in it; `name` is the name of the attribute."""
         waiting = [value]
         while waiting:
             value = waiting.pop()
@@ -265,7 +265,7 @@ class AttributeCopy:
                 waiting.extend(self._keep_attributes(value, kind))
 
     def _keep_content(self, value: Any, kind: type, name: str) -> Iterable[Any]:  # noqa: ANN401
-        """Keep what is in a container; returns the values in it."""
+        """Keep the content of a container, and return the values in it."""
         way = _find_way(kind)
         if way is None:
             if isinstance(value, Iterator | io.IOBase):
@@ -288,9 +288,9 @@ class AttributeCopy:
         return way.inner(content)
 
     def _keep_attributes(self, value: Any, kind: type) -> Iterable[Any]:  # noqa: ANN401
-        """Keep the attributes of an object of a user; returns their values."""
+        """Keep the attributes of an object of user code, and return their values."""
         inner: list[Any] = []
-        if isinstance(value, nn.Module):  # one that is not registered, as it lies in a list
+        if isinstance(value, nn.Module):  # not registered, because it is in a list
             inner += value._modules.values()
             self._keep_buffers(value._buffers)
         elif _is_foreign(kind):
@@ -307,7 +307,7 @@ class AttributeCopy:
         return [*inner, *(value for _, value in attributes.inner)]
 
     def _keep_buffers(self, buffers: dict[str, Tensor | None]) -> None:
-        """Keep the buffers of a module; batch norm's update leaves their versions as they are."""
+        """Keep the buffers of a module, as batch norm's update does not change their versions."""
         for buffer in buffers.values():
             if buffer is not None:
                 self._tensors[id(buffer)] = _KeptTensor(buffer, None, buffer.detach().clone())
@@ -331,7 +331,7 @@ class AttributeCopy:
 
 
 def find_values(batch: Any) -> tuple[list[KeptContent], list[Tensor]]:  # noqa: ANN401 - any nesting
-    """Return the containers of a batch with what is in them now, and its tensors."""
+    """Return the containers of a batch with their current content, and its tensors."""
     contents, tensors = [], []
     waiting = [batch]
     seen = set()
@@ -359,7 +359,7 @@ def find_values(batch: Any) -> tuple[list[KeptContent], list[Tensor]]:  # noqa: 
 
 
 def read_version(tensor: Tensor) -> int | None:
-    """Return a number that grows with each write into a tensor; None in inference, which has none."""
+    """Return the version of a tensor, which grows with each write; None for inference tensors."""
     return None if tensor.is_inference() else tensor._version
 
 
@@ -382,7 +382,7 @@ def _find_way(kind: type) -> _Way | None:
 
 @lru_cache(maxsize=512)
 def _is_foreign(kind: type) -> bool:
-    """Return True for a class whose objects hold no values of a user."""
+    """Return True for a class whose objects hold no values of user code."""
     for parent in kind.__mro__[:-1]:
         if parent.__module__.startswith("lit_data.callbacks"):
             return True

@@ -1,4 +1,4 @@
-"""Way of a batch to the device: as a whole, which hooks get, even where the step takes it in micro-batches."""
+"""Transfer of a batch to the device as a whole for hooks, even if the step uses micro-batches."""
 
 import logging
 from functools import partial
@@ -27,21 +27,21 @@ from lit_inspect.counts import counted
 log = logging.getLogger(__name__)
 
 _MOST_FRACTION = 1 / 8
-"""Of the device's memory for a batch beside its micro-batches; a larger one lies on the host."""
+"""Largest fraction of device memory for a batch beside its micro-batches; larger ones stay on the host."""
 _HOST = torch.device("cpu")
 
 
 class Delivery:
     """Transfers batches.
 
-    A batch is moved as a whole where that fits, else in micro-batches that are joined. Those of the
-    step are then cut out of it, so that they are what hooks saw and changed. Where a transfer hook
-    gives it a form that cannot be cut, each is moved anew.
+    A batch is moved as a whole if it fits, else in micro-batches that are joined. The micro-batches
+    of the step are then cut out of it, so that they include what hooks changed. If a transfer hook
+    gives the batch a form that cannot be cut, each micro-batch is transferred again.
 
     Args:
-        trainer: Whose batches.
-        module: Whose hooks.
-        gauge: Memory of the device.
+        trainer: Trainer that runs the batches.
+        module: Module with the hooks.
+        gauge: Gauge of the device's memory.
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule, gauge: MemoryGauge) -> None:
@@ -52,15 +52,15 @@ class Delivery:
         self._told: set[str] = set()
 
     def move(self, active: ActiveBatch, undo: Restore, *, on_host: bool) -> Any:  # noqa: ANN401 - a batch
-        """Transfer a batch, and return it as hooks get it; none where its pieces cannot be joined.
+        """Transfer a batch, and return it as hooks get it; None if its pieces cannot be joined.
 
         Args:
             active: The batch.
-            undo: Puts back what transfer hooks change.
-            on_host: Its pieces wait on the host for each other.
+            undo: Function that restores what transfer hooks change.
+            on_host: Join the pieces on the host.
         """
         if active.is_at_once:
-            self._in_pieces.add(active.key)  # unless it goes through
+            self._in_pieces.add(active.key)  # unless it fits
             batch = active.move(active.host)
             self._in_pieces.discard(active.key)
             self._note_versions(active, batch)
@@ -72,11 +72,11 @@ class Delivery:
         return self._move_pieces(active, on_host=on_host)
 
     def choose_cut(self, active: ActiveBatch, undo: Restore) -> None:
-        """Decide whether micro-batches can be cut out of the whole batch, once for batches of a form.
+        """Decide whether micro-batches can be cut out of the whole batch, once for each form.
 
         Args:
             active: The batch.
-            undo: Puts back what transfer hooks change.
+            undo: Function that restores what transfer hooks change.
         """
         if active.whole is None or active.is_at_once or active.cut_whole is not None:
             return
@@ -98,11 +98,11 @@ class Delivery:
             active.cut_whole = self._make_cut(active)
 
     def keep(self, active: ActiveBatch) -> BatchCopy:
-        """Keep a batch as its step gets it."""
+        """Return a copy of a batch as its step gets it."""
         return BatchCopy(active.whole, active.moved_versions, partial(self._reload, active))
 
     def _try_whole(self, active: ActiveBatch, undo: Restore) -> Any:  # noqa: ANN401
-        """Transfer a batch as a whole that will be cut; none if there is too little room for it."""
+        """Transfer a batch that will be cut as a whole; None if there is too little memory for it."""
         try:
             batch = active.move(active.host)
         except Exception as error:
@@ -116,7 +116,7 @@ class Delivery:
         return None
 
     def _lay_down(self, active: ActiveBatch, whole: Any) -> Any:  # noqa: ANN401
-        """Take a large batch back to the host, so that the step has room."""
+        """Move a large batch back to the host to leave memory for the step."""
         if self._device.type != "cuda":
             return whole
         size_bytes = sum(part.nbytes for part in batch_tensors(whole))
@@ -160,7 +160,7 @@ class Delivery:
         return batch
 
     def _bring(self, active: ActiveBatch, whole: Any) -> Any:  # noqa: ANN401
-        """Move a batch that was joined on the host to the device, if there is room."""
+        """Move a batch that was joined on the host to the device if there is enough memory."""
         try:
             return self._lay_down(active, move_data_to_device(whole, self._device))
         except Exception as error:
@@ -169,7 +169,7 @@ class Delivery:
         return self._leave_on_host(active, whole)
 
     def _try_cut(self, active: ActiveBatch) -> bool:
-        """Compare the last micro-batch cut before its transfer with that cut after it."""
+        """Compare the last micro-batch cut before the transfer with the one cut after it."""
         if not any(map(has_transfer_hooks, self._list_owners())):
             return True
         start, stop = active.ranges()[-1]
@@ -184,7 +184,7 @@ class Delivery:
         return [self._module] if datamodule is None else [self._module, datamodule]
 
     def _make_cut(self, active: ActiveBatch) -> Cut:
-        """Return how a batch in the form that a datamodule gave it is cut."""
+        """Return the function that cuts a batch in the form of its datamodule."""
         if not isinstance(active.cut, partial):  # a method of the module or its datamodule
             return active.cut
         datamodule = getattr(self._trainer, "datamodule", None)
@@ -192,13 +192,13 @@ class Delivery:
         return partial(slice_batch, samples=active.samples, stacked=stacked)
 
     def _note_versions(self, active: ActiveBatch, whole: Any) -> None:  # noqa: ANN401
-        # On the CPU the batch may be that on the host, which cannot be had again.
+        # On the CPU this may be the host's own batch, which cannot be loaded again.
         if self._device.type != "cpu":
             _, tensors = find_values(whole)
             active.moved_versions = [read_version(tensor) for tensor in tensors]
 
     def _reload(self, active: ActiveBatch) -> Any:  # noqa: ANN401
-        """Return a batch anew, with the random numbers of its transfer."""
+        """Transfer a batch again, with the random numbers of its first transfer."""
         assert active.restore_random is not None
         active.restore_random()
         return active.move(active.host)

@@ -1,4 +1,4 @@
-"""Outputs of a step for each micro-batch, joined to that of the whole batch."""
+"""Joins the outputs of a step for each micro-batch into that of the whole batch."""
 
 import copy
 import dataclasses
@@ -18,27 +18,28 @@ _PLAIN = (str, bytes, int, complex, type(None), np.generic, PurePath, Enum, Tens
 
 
 def mean(values: Iterable[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401 - numbers or tensors
-    """Mean of values, each weighted by its samples."""
+    """Return the mean of values, each weighted by its samples."""
     total = sum(counts)
     return sum(value * (count / total) for value, count in zip(values, counts, strict=True))
 
 
 class Merger:
-    """Joins what a step returned of micro-batches.
+    """Joins what a step returned for each micro-batch.
 
-    Tensors, arrays, lists and tuples with one entry per sample are joined in order. Samples lie in
-    the first dimension where its length is that of the micro-batch, so that [n, n] is n samples;
-    else in the only other one whose length follows micro-batches that differ. Fractions become means over the samples.
-    Mappings, tuples, lists of parts, dataclasses and objects are joined by their entries. What is
-    equal in all stays; of anything else the last is kept.
+    Tensors, arrays, lists and tuples with one entry per sample are joined in order. The samples are
+    the first dimension if its length is that of the micro-batch, so [n, n] has n samples. Otherwise
+    they are the only other dimension whose length follows that of micro-batches of different sizes.
+    Fractions become means over the samples. Mappings, tuples, lists of parts, dataclasses and
+    objects are joined by their entries. Values that are equal in all micro-batches stay; of any
+    other values, the last one is kept.
 
     Args:
-        counts: Samples of each micro-batch.
+        counts: Number of samples in each micro-batch.
 
     Attributes:
-        lost: Where the last was kept, as in ``['scores'][0]``.
-        guessed: Where a mean was taken.
-        ambiguous: Where the first dimension was joined, and another one is as long.
+        lost: Places where only the last value was kept, such as ``['scores'][0]``.
+        guessed: Places where a mean was taken.
+        ambiguous: Places where the first dimension was joined and another one is as long.
     """
 
     def __init__(self, counts: Sequence[int]) -> None:
@@ -48,7 +49,7 @@ class Merger:
         self.ambiguous: list[str] = []
 
     def merge(self, outputs: Sequence[Any], place: str = "") -> Any:  # noqa: ANN401
-        """Join outputs, one for each micro-batch; `place` is where they lie."""
+        """Return the joined outputs of all micro-batches; `place` is their place in the result."""
         first = outputs[0]
         if any(type(output) is not type(first) for output in outputs):
             return self._lose(outputs, place)
@@ -68,8 +69,8 @@ class Merger:
         """Refuse predictions that are not those of the whole batch.
 
         Args:
-            first: What the step returned of the first micro-batch.
-            remedy: What else can be done than returning something else.
+            first: Result of the step for the first micro-batch.
+            remedy: Alternative to returning something else, for the message.
 
         Raises:
             ConfigError: A part was lost.
@@ -98,7 +99,7 @@ class Merger:
         first = outputs[0]
         is_number = not isinstance(first, bool | str | bytes)
         if is_number and list(outputs) == list(self.counts):
-            if len(set(self.counts)) == 1:  # it could as well be the same in any batch
+            if len(set(self.counts)) == 1:  # the number could be the same in any batch
                 self.lost.append(place)
             return sum(outputs)
         if all(bool(output == first) for output in outputs):
@@ -127,7 +128,7 @@ class Merger:
         return kind(*fields) if is_named_tuple else kind(fields)
 
     def _hold_fields(self, outputs: Sequence[Sequence[Any]]) -> bool:
-        """Return True if entries of lists or tuples hold values of all samples."""
+        """Return True if the entries of lists or tuples hold values of all samples."""
         first = outputs[0]
         if hasattr(first, "_fields"):
             return True
@@ -153,14 +154,14 @@ class Merger:
         return np.concatenate(outputs, dimensions[0])
 
     def _find_dimensions(self, shapes: Sequence[Sequence[int]]) -> list[int]:
-        """Return the dimensions that can be that of the samples, if the first or only one of them can."""
+        """Return the possible sample dimensions if the first dimension or only one is possible."""
         possible = []
         for dimension in range(len(shapes[0])):
             lengths = [shape[dimension] for shape in shapes if len(shape) > dimension]
             rests = {(*shape[:dimension], *shape[dimension + 1 :]) for shape in shapes}
             if lengths == list(self.counts) and len(rests) == 1:
                 possible.append(dimension)
-        # Another than the first has to follow counts that differ: [n, 2] could be of two samples.
+        # A later dimension has to follow counts that differ: [n, 2] could hold two samples.
         are_different = len(set(self.counts)) > 1
         if 0 in possible or (len(possible) == 1 and are_different):
             return possible
@@ -174,13 +175,13 @@ class Merger:
         merged = copy.copy(outputs[0])
         for name in names:
             values = [getattr(output, name) for output in outputs]
-            # Past a frozen dataclass.
+            # This also works for a frozen dataclass.
             object.__setattr__(merged, name, self.merge(values, f"{place}.{name}"))
         return merged
 
 
 def list_places(places: Sequence[str]) -> str:
-    """Name the first places of an output."""
+    """Return a text that names the first places of an output."""
     return ", ".join(f"output{name}" for name in places[:3])
 
 

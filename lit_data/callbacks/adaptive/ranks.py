@@ -1,4 +1,4 @@
-"""Several processes: each finishes its own gradient, in however many micro-batches, then all meet once."""
+"""Synchronization of ranks that each compute their gradient in any number of micro-batches."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,19 +16,19 @@ from lit_data.callbacks.adaptive.active_batch import ActiveBatch
 from lit_data.core.errors import ConfigError, RankMismatchError
 
 _BUCKET_BYTES = 25 * 2**20
-"""As DistributedDataParallel's default ``bucket_cap_mb``."""
+"""Bytes of a bucket, as in DistributedDataParallel's default ``bucket_cap_mb``."""
 
 
 class Ranks:
     """Averages gradients and copies rank 0's buffers, in place of DistributedDataParallel.
 
-    DDP meets inside forward and backward, where a rank that ran out of memory would leave the
-    others waiting (mosaicml/composer#2117). Here forward and backward are local; then one vote
-    tells who failed for good, how many samples each rank had and which size it uses, and gradients
-    are summed, weighted by samples.
+    DDP synchronizes inside forward and backward, where a rank that ran out of memory would leave
+    the others waiting (mosaicml/composer#2117). Here forward and backward are local. Then the ranks
+    exchange once who failed for good, how many samples each rank had and which size it uses, and
+    the gradients are summed, weighted by samples.
 
     Args:
-        strategy: After its set-up.
+        strategy: Strategy of the Trainer, after its setup.
     """
 
     def __init__(self, strategy: DDPStrategy) -> None:
@@ -40,19 +40,19 @@ class Ranks:
         self._samples = 0
 
     def close(self) -> None:
-        """Leave DDP as it was."""
+        """Restore DDP."""
         self.model.broadcast_buffers = self.copies_buffers
 
     @contextmanager
     def together(
         self, active: ActiveBatch, module: LightningModule, *, synchronise: bool
     ) -> Iterator[None]:
-        """Around forward and backward of one batch.
+        """Enclose forward and backward of one batch, and synchronize the ranks afterwards.
 
         Args:
             active: The batch; its search takes over the smallest size of all ranks.
-            module: Whose gradients.
-            synchronise: The optimizer steps next; otherwise gradients are only added up.
+            module: Module with the gradients.
+            synchronise: Pass True if the optimizer steps next; False only accumulates gradients.
 
         Raises:
             RankMismatchError: Another rank failed.
@@ -70,7 +70,7 @@ class Ranks:
             self._average(module, fraction)
 
     def _vote(self, active: ActiveBatch, module: LightningModule, *, failed: bool) -> float:
-        """Meet the others, and return this rank's fraction of the samples."""
+        """Exchange results with the other ranks, and return this rank's fraction of the samples."""
         parameters = _list_trained(module)
         has_gradient = [parameter.grad is not None for parameter in parameters]
         ballot = [failed, self._samples, active.search.size, *has_gradient]
@@ -88,7 +88,7 @@ class Ranks:
         smallest_size = int(table[:, 2].min())
         if smallest_size < active.search.size:
             active.search.change(smallest_size)
-        # A sum needs a gradient on all ranks where one rank has it.
+        # A sum needs a gradient on all ranks if any rank has it.
         is_used = table[:, 3:].any(0).tolist()
         for parameter, used in zip(parameters, is_used, strict=True):
             if used and parameter.grad is None:
@@ -117,10 +117,10 @@ class Ranks:
 
 
 def find_ranks(trainer: Trainer, module: LightningModule) -> Ranks | None:
-    """Return the other processes of a run, if there are any.
+    """Return the ranks of a run if there are several.
 
     Raises:
-        ConfigError: The strategy or a module meets the other ranks inside forward.
+        ConfigError: The strategy or a module communicates with other ranks inside forward.
     """
     if trainer.world_size == 1:
         return None
@@ -146,7 +146,7 @@ def _list_trained(module: LightningModule) -> list[torch.nn.Parameter]:
 
 
 def _flatten_in_buckets(tensors: Sequence[Tensor]) -> Iterator[tuple[list[Tensor], Tensor]]:
-    """Yield tensors of one type, about as many as in a bucket of DDP, and all their values in a row."""
+    """Yield tensors of one type, about as many as a DDP bucket has, and their concatenated values."""
     for bucket in _take_tensors(tensors, _BUCKET_BYTES):  # type: ignore[no-untyped-call]
         yield bucket, _flatten_dense_tensors(bucket)  # type: ignore[no-untyped-call]
 

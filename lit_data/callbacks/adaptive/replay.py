@@ -14,8 +14,8 @@ and one of an evaluation in this one::
     strategy.batch_to_device      Replay.receive
     strategy.validation_step      EvaluationSteps.step          calls Replay.run, Replay.finish and Replay.grow
 
-(``test_step`` and ``predict_step`` likewise). With manual optimization a module's ``add_gradients`` stands in the
-place of the closure: `ManualSteps.add_gradients`.
+(``test_step`` and ``predict_step`` likewise). With manual optimization, a module's ``add_gradients`` replaces the
+closure: `ManualSteps.add_gradients`.
 """
 
 import gc
@@ -57,14 +57,14 @@ class Replay:
     """Keeps each batch as it arrives, and repeats steps that run out of memory.
 
     Attributes:
-        trainer: Whose steps.
-        module: Whose ``training_step``.
-        limits: Of the sizes.
-        gauge: Memory of the device.
-        searches: By stage and shapes.
-        active: The batch of the step under way.
-        ooms: Out-of-memory errors so far.
-        unclear: Why a batch could not be counted, if one could not.
+        trainer: Trainer that runs the steps.
+        module: Module with the ``training_step``.
+        limits: Limits of the sizes.
+        gauge: Gauge of the device's memory.
+        searches: Searches by stage and shapes.
+        active: The batch of the current step.
+        ooms: Number of out-of-memory errors so far.
+        unclear: Reason why a batch could not be counted, if any.
     """
 
     trainer: Trainer
@@ -82,9 +82,9 @@ class Replay:
         self._delivery = Delivery(self.trainer, self.module, self.gauge)
 
     def receive(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Around the loop's transfer of a batch to the device.
+        """Wrap the loop's transfer of a batch to the device.
 
-        A batch that will be cut reaches the device as a whole too, for hooks as well as for the step.
+        A batch that will be cut is also transferred as a whole, for hooks and for the step.
         """
         self.active = None
         facts = LoaderFacts()
@@ -110,7 +110,7 @@ class Replay:
         )
         self._begin_measurement(active)
         if self.trainer.training and not self.module.automatic_optimization:
-            # The module gets its batch whole: nobody else knows how its losses belong together.
+            # The module gets its batch whole, because only it knows how its losses belong together.
             active.is_manual = True
             active.largest = samples
             active.micro_batch_count = 1
@@ -120,9 +120,9 @@ class Replay:
         return batch if active.whole is None else active.whole
 
     def save_state(self, active: ActiveBatch) -> Restore:
-        """Keep what a step changes beside gradients; the result puts it back.
+        """Keep what a step changes besides gradients, and return a function that restores it.
 
-        These are its batch, buffers, metrics, logged values and attributes of the module, and the
+        This covers the batch, buffers, metrics, logged values and attributes of the module, and the
         global random generators.
         """
         restore_module = self._save_module(save_random_state(self.trainer.strategy.root_device))
@@ -139,8 +139,8 @@ class Replay:
 
         Args:
             active: The batch.
-            attempt: Runs the step on the micro-batches of `active`.
-            undo: Puts everything back to where the step began.
+            attempt: Function that runs the step on the micro-batches of `active`.
+            undo: Function that restores the state at the beginning of the step.
 
         Raises:
             BatchMemoryError: The smallest micro-batch does not fit.
@@ -157,14 +157,14 @@ class Replay:
         return repeat(call, shrink, partial(self.note, active=active))
 
     def join(self, outputs: Sequence[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401 - what a step returns
-        """Join what a step returned of micro-batches, see `Merger`.
+        """Return the joined outputs of a step's micro-batches; see `Merger`.
 
         Args:
-            outputs: One for each micro-batch.
-            counts: Samples of each.
+            outputs: Outputs, one for each micro-batch.
+            counts: Number of samples in each micro-batch.
 
         Raises:
-            ConfigError: These are predictions, and a part would be lost.
+            ConfigError: The outputs are predictions, and a part of them would be lost.
         """
         merger = Merger(counts)
         joined = merger.merge(outputs)
@@ -180,10 +180,10 @@ class Replay:
         return joined
 
     def note(self, error: Exception, active: ActiveBatch) -> str:
-        """Tell all callbacks of an out-of-memory error, and raise any other error again.
+        """Announce an out-of-memory error to all callbacks, and raise any other error again.
 
         Returns:
-            The first line of its text.
+            The first line of the error's text.
 
         Raises:
             BatchMemoryError: A micro-batch has a single sample, and batch norm cannot train on it.
@@ -200,11 +200,11 @@ class Replay:
         return text
 
     def shrink(self, active: ActiveBatch, text: str) -> None:
-        """Go on with a smaller size, and give back what the failed attempt left.
+        """Continue with a smaller size, and release what the failed attempt left.
 
         Args:
             active: The batch.
-            text: Of the error.
+            text: Text of the error.
 
         Raises:
             BatchMemoryError: There is no smaller size.
@@ -214,7 +214,7 @@ class Replay:
         if self.trainer.strategy.root_device.type == "cuda":
             torch.cuda.empty_cache()
         if active.is_measured:
-            self.gauge.reset_peak()  # that of the failed attempt is none of the size that fits
+            self.gauge.reset_peak()  # the peak of the failed attempt says nothing about smaller sizes
         reading = self.gauge.read()
         if failed_size <= active.search.min_size:
             raise make_memory_error(_describe_no_room(active, failed_size, text, reading))
@@ -228,10 +228,10 @@ class Replay:
         self._announce_size(active)
 
     def finish(self) -> ActiveBatch | None:
-        """End the step.
+        """End the step, and keep no reference to its batch.
 
         Returns:
-            Its batch, if it was counted, which is let go.
+            The batch, if its samples were counted.
         """
         active, self.active = self.active, None
         if active is None or not active.largest:
@@ -258,10 +258,12 @@ class Replay:
         announce(self.trainer, Event("batch_size", text, values))
 
     def _count(self, batch: Any, plain_samples: int, facts: LoaderFacts) -> int:  # noqa: ANN401
-        """Count samples as the module or its datamodule does if one of them can; 0 without any.
+        """Return the number of samples, from the module or its datamodule if one can count them.
+
+        The result is 0 if there are none.
 
         Raises:
-            ConfigError: They cannot be counted, and the batch is to be split.
+            ConfigError: The samples cannot be counted, and the batch has to be split.
         """
         count = self._find_method("count_samples")
         if count is not None:
@@ -286,7 +288,7 @@ class Replay:
         return 0
 
     def _find_method(self, name: str) -> Callable[..., Any] | None:
-        """Return a method that the module or its datamodule has for its own batches."""
+        """Return the method of that name that the module or its datamodule has for its batches."""
         for owner in (self.module, getattr(self.trainer, "datamodule", None)):
             method = getattr(owner, name, None)
             if callable(method):
@@ -294,9 +296,9 @@ class Replay:
         return None
 
     def _deliver(self, active: ActiveBatch) -> Any:  # noqa: ANN401 - a batch
-        """Transfer a batch to the device as a whole; none if its smallest micro-batch does not fit."""
+        """Transfer a batch to the device as a whole; None if its smallest micro-batch does not fit."""
         restore_random = save_random_state(self.trainer.strategy.root_device)
-        # What hooks change on a batch's way is put back too.
+        # Changes that hooks make during the transfer are undone too.
         has_hooks = has_transfer_hooks(self.module)
         undo = self._save_module(restore_random) if has_hooks else restore_random
         on_host = False
@@ -304,7 +306,7 @@ class Replay:
             try:
                 batch = self._delivery.move(active, undo, on_host=on_host)
             except Exception as error:
-                # The smallest size is tried again within the step, where other ranks hear of it.
+                # The smallest size is tried again within the step, where other ranks learn of it.
                 is_smallest = active.size <= active.search.min_size
                 text = "" if is_smallest and is_out_of_memory(error) else self.note(error, active)
             else:
@@ -318,7 +320,7 @@ class Replay:
             on_host = True
 
     def _save_module(self, restore_random: Restore) -> Restore:
-        """Keep the state of the module; the result puts it back, and the random generators."""
+        """Keep the state of the module; the result restores it and the random generators."""
         snapshot = self._snapshot = renew(self._snapshot, self.module, results_of(self.trainer))
 
         def restore() -> None:
@@ -329,7 +331,7 @@ class Replay:
         return restore
 
     def _tell_predicted(self, merger: Merger) -> None:
-        """Say how predictions were joined that could be joined in another way."""
+        """Log how predictions were joined if there was another way to join them."""
         if merger.guessed:
             self._tell(
                 f"predict: numbers in {list_places(merger.guessed)} become means over the samples"
@@ -341,7 +343,7 @@ class Replay:
             )
 
     def _tell_left_out(self, left_out: Mapping[str, str]) -> None:
-        """Say which attributes of the module a repeated step may have changed twice."""
+        """Log the attributes of the module that a repeated step may have changed twice."""
         owner = type(self.module).__name__
         for name, reason in left_out.items():
             self._tell(
@@ -361,7 +363,7 @@ class Replay:
             active.is_measured = True
 
     def _find_key(self, batch: Any, samples: int) -> str:  # noqa: ANN401
-        """Return the key of a search, which begins with its first batch."""
+        """Return the key of a search, and begin that search with its first batch."""
         stage = self.trainer.state.stage
         key = f"{stage.value if stage else ''}: {describe_shapes(batch, samples)}"
         if key not in self.searches:
@@ -370,12 +372,12 @@ class Replay:
 
 
 def _describe_no_room(active: ActiveBatch, size: int, text: str, reading: MemoryReading) -> str:
-    """Message that the smallest micro-batch does not fit.
+    """Return the message that the smallest micro-batch does not fit.
 
     Args:
         active: The batch.
-        size: Samples of the micro-batch.
-        text: Of the error.
+        size: Number of samples in the micro-batch.
+        text: Text of the error.
         reading: Memory after the failed attempt was released.
     """
     asked = _ASKED.search(text)
@@ -394,7 +396,7 @@ def _describe_no_room(active: ActiveBatch, size: int, text: str, reading: Memory
 
 
 def _describe_batch_norm(active: ActiveBatch) -> str:
-    """Message that batch norm has nothing to normalize in a micro-batch of one sample."""
+    """Return the message that batch norm cannot normalize a micro-batch of one sample."""
     counts = ", ".join(map(str, active.counts()))
     return (
         f"batch {active.index}: {active.samples} samples run in micro-batches of {counts}, "

@@ -1,4 +1,4 @@
-"""Batch size of the loader, moved between batches, and the learning rate with it if that is asked for."""
+"""Changes the loader's batch size between batches, and on request the learning rate with it."""
 
 import logging
 import math
@@ -25,12 +25,13 @@ LearningRate = Literal["none", "linear", "sqrt"]
 
 @dataclass(frozen=True, slots=True)
 class ResizeRules:
-    """Conditions under which the batch size moves.
+    """Conditions under which the batch size changes.
 
     Attributes:
-        grow_below: Fraction of the memory below which it may grow.
-        shrink_above: Fraction of the memory above which it shrinks.
-        min_success: Fraction of the last batches that must have gone through at once before it grows.
+        grow_below: Fraction of the memory below which the size may grow.
+        shrink_above: Fraction of the memory above which the size shrinks.
+        min_success: Fraction of the last batches that must have gone through at once before the
+            size grows.
         window: Number of those batches.
         learning_rate: Rule by which the learning rate follows the batch size: `none`, `linear`, or
             its square root (`sqrt`).
@@ -62,15 +63,15 @@ class Resizing:
 
     Args:
         loader: The training loader.
-        rules: When.
-        replay: Has the searches.
+        rules: Conditions for a change.
+        replay: Replay with the searches.
 
     Attributes:
-        base: The batch size that the learning rate belongs to.
+        base: Batch size that the learning rate was set for.
 
     Raises:
         ConfigError: The loader's batch size cannot change within an epoch, or several ranks would
-            change theirs apart.
+            change theirs independently.
     """
 
     def __init__(self, loader: object, rules: ResizeRules, replay: Replay) -> None:
@@ -104,21 +105,21 @@ class Resizing:
 
     @property
     def rate_factor(self) -> float:
-        """Factor of the learning rate in the step under way."""
+        """Factor of the learning rate in the current step."""
         size = self.loader.batch_size
         active = self.replay.active
-        # Batches are fetched ahead, so that of this step may have another size than the next one;
-        # a size that was never set is that of the short batch at the end of an epoch.
+        # Batches are fetched ahead, so this step's batch may have another size than the next one.
+        # A size that was never set is that of the short batch at the end of an epoch.
         if active is not None and active.samples in self._sizes:
             size = active.samples
         ratio = size / self.base
         return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.rules.learning_rate]
 
     def go_on(self, state: Mapping[str, Any]) -> None:
-        """Go on with the batch size of a checkpoint, unless the loader was given another one since.
+        """Continue with a checkpoint's batch size, unless the loader has been given another since.
 
         Args:
-            state: ``base`` and ``batch_size``; empty at the beginning.
+            state: ``base`` and ``batch_size`` of the checkpoint; empty at the beginning.
         """
         configured = self.loader.batch_size
         base, size = state.get("base", configured), state.get("batch_size", configured)
@@ -131,7 +132,7 @@ class Resizing:
             )
 
     def set(self, size: int) -> None:
-        """Use a batch size between the limits from the next assembled batch on, and tell all callbacks of it."""
+        """Use a batch size within the limits from the next assembled batch on, and announce it."""
         limits = self.replay.limits
         before = self.loader.batch_size
         size = max(limits.smallest, min(size, limits.largest or size))
@@ -145,7 +146,7 @@ class Resizing:
         announce(self.replay.trainer, Event("batch_size", text, values))
 
     def follow(self, active: ActiveBatch) -> None:
-        """Decide after a step: down after memory ran out or became scarce, up while there is room."""
+        """Shrink the size if a step ran out of memory or nearly did, and grow it if there is room."""
         search = active.search
         search.size = min(search.size, self.loader.batch_size)
         self._successes.append(active.micro_batch_count == 1)
@@ -154,19 +155,19 @@ class Resizing:
         self.set(search.size)
 
     def close(self) -> None:
-        """Leave the optimizers as they were, also if one was stopped on its way."""
+        """Restore the optimizers, even if one was stopped during its step."""
         self._restore_rates()
         for handle in self._handles:
             handle.remove()
 
     def _judge(self, active: ActiveBatch) -> None:
-        """Move the size by the peak of a step, which is measured every so many clean ones."""
+        """Change the size by the memory peak, which is measured after a number of clean steps."""
         search = active.search
         grow_after = self.replay.limits.grow_after
         reading = self.replay.gauge.read()
         search.forget_failure(reading.limit_bytes)
         if reading.used_fraction > self.rules.shrink_above:
-            # Counts as a failure, or it would be tried again at once.
+            # Counts as a failure, because it would otherwise be tried again at once.
             if active.largest > search.min_size:
                 search.fail(active.largest, reading.limit_bytes)
             return
@@ -178,7 +179,7 @@ class Resizing:
             search.grow()
 
     def _scale_rates(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ANN401
-        """Multiply learning rates only while the optimizer steps, so that no scheduler ever sees it."""
+        """Scale learning rates only while the optimizer steps, so that no scheduler ever sees it."""
         self._restore_rates()
         factor = self.rate_factor
         if factor == 1:

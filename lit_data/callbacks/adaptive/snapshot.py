@@ -1,4 +1,4 @@
-"""State that a step changes, kept so that a step that failed can begin again as if it never had."""
+"""Copies of the state that a step changes, to repeat a failed step from the same state."""
 
 import ctypes
 import random
@@ -16,20 +16,20 @@ from torchmetrics import Metric
 from lit_data.callbacks.adaptive.attributes import AttributeCopy
 
 Restore = Callable[[], None]
-"""Puts back what was kept; may be called more than once."""
+"""Function that restores what was kept; may be called more than once."""
 
-_MT19937_BYTES = 4 * (624 + 1)  # its words, and how many of them are used up
+_MT19937_BYTES = 4 * (624 + 1)  # its words, and the number of used words
 
 
 class BufferCopy:
-    """Keeps the values of tensors, and puts them back.
+    """Keeps the values of tensors and restores them.
 
     Args:
-        tensors: Each of them may change in a step.
+        tensors: Tensors that may change in a step.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        # A copy of mixed types is one call to the device for each tensor, so each type has its own.
+        # Copying mixed types takes a device call per tensor, so each type is copied separately.
         tensors_by_type: dict[Hashable, list[Tensor]] = {}
         for tensor in tensors:
             tensors_by_type.setdefault((tensor.dtype, tensor.device), []).append(tensor)
@@ -40,24 +40,24 @@ class BufferCopy:
 
     @torch.no_grad()
     def take(self) -> None:
-        """Take the values as they are now."""
+        """Keep the current values."""
         for tensors, copies in self._groups:
             torch._foreach_copy_(copies, tensors)
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put the values back."""
+        """Restore the values."""
         for tensors, copies in self._groups:
             torch._foreach_copy_(tensors, copies)
 
 
 class MetricCopy:
-    """Keeps the states and counts of a metric; its children are metrics themselves.
+    """Keeps the states and counts of a metric, without its children, which are metrics themselves.
 
     A training step leaves the metrics of validation alone, so only states that changed are copied.
 
     Args:
-        metric: Its states are tensors, or lists of them.
+        metric: Metric whose states are tensors or lists of tensors.
     """
 
     def __init__(self, metric: Metric) -> None:
@@ -69,7 +69,7 @@ class MetricCopy:
         self._lists: list[tuple[list[Any], list[Any]]] = []
 
     def take(self) -> None:
-        """Take the states as they are now."""
+        """Keep the current states."""
         attributes = vars(self._metric)
         if self._is_unchanged(attributes):
             return
@@ -83,13 +83,13 @@ class MetricCopy:
         ]
 
     def restore(self) -> None:
-        """Put the states back."""
+        """Restore the states."""
         # Copied again, because the next attempt writes into what it gets.
         copies = {name: _copy_state(state) for name, state in self._copies.items()}
         vars(self._metric).update(self._attributes | copies)
 
     def _is_unchanged(self, attributes: dict[str, Any]) -> bool:
-        """Return True if the copies are those of the states as they are now."""
+        """Return True if the copies are still those of the current states."""
         if not _are_same(attributes.values(), self._attributes.values()):
             return False
         if not all(starmap(_are_same, self._lists)):
@@ -103,7 +103,7 @@ def _are_same(objects: Collection[Any], old_objects: Collection[Any]) -> bool:
 
 
 def _read_versions(tensors: Sequence[Tensor]) -> list[int] | None:
-    """Return numbers that grow with each write into a tensor; None in inference, which has none."""
+    """Return the versions of tensors, which grow with each write; None for inference tensors."""
     if any(map(Tensor.is_inference, tensors)):
         return None
     return [tensor._version for tensor in tensors]
@@ -117,20 +117,19 @@ class NumpyRandom:
         self._state: Any = None
 
     def save(self) -> Any:  # noqa: ANN401 - a state of any generator
-        """Return the state as it is now."""
+        """Return the current state."""
         generator = np.random.mtrand.get_bit_generator()
         if not isinstance(generator, np.random.MT19937):
             return np.random.get_state(legacy=False)  # noqa: NPY002 - what users use
         bits = ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
-        # Normal values come in pairs: while the second is at hand, it can be taken without a change
-        # of the bits.
+        # Normal values come in pairs: taking the second one of a pair does not change the bits.
         if bits != self._bits or self._state["has_gauss"]:
             self._bits = bits
             self._state = np.random.get_state(legacy=False)  # noqa: NPY002
         return self._state
 
     def restore(self, state: Any) -> None:  # noqa: ANN401
-        """Put a state back."""
+        """Restore a state."""
         np.random.set_state(state)  # noqa: NPY002
         self._bits = b""
 
@@ -139,7 +138,7 @@ _NUMPY = NumpyRandom()
 
 
 def save_random_state(device: torch.device) -> Restore:
-    """Keep the states of all global random generators; the result puts them back."""
+    """Keep the states of all global random generators, and return a function that restores them."""
     cpu_state = torch.get_rng_state()
     python_state = random.getstate()
     numpy_state = _NUMPY.save()
@@ -156,7 +155,7 @@ def save_random_state(device: torch.device) -> Restore:
 
 
 def save_gradients(parameters: Sequence[Tensor]) -> Restore:
-    """Copy the gradients of parameters, to which a step adds; the result puts them back."""
+    """Copy the gradients of parameters, and return a function that restores them."""
     gradients = [None if p.grad is None else p.grad.detach().clone() for p in parameters]
 
     @torch.no_grad()
@@ -175,18 +174,18 @@ def save_gradients(parameters: Sequence[Tensor]) -> Restore:
 class StepSnapshot:
     """Buffers, metrics, logged values and attributes of a module at the beginning of a step.
 
-    Attributes are those of all its parts, with what is in them (`AttributeCopy`); what a step does
+    Attributes are those of all its parts, with their content (`AttributeCopy`). What a step changes
     elsewhere (files, other objects) cannot be undone.
 
     Args:
-        module: Whose step is run.
+        module: Module whose step runs.
         results: Lightning's collection of logged values.
     """
 
     def __init__(self, module: LightningModule, results: dict[str, Any] | None) -> None:
         self.module = module
         self.results = results
-        # A step may also put another tensor in the place of a buffer, so owners are noted as well.
+        # A step may also replace a buffer by another tensor, so owners are kept as well.
         self._owners = [part._buffers for part in module.modules() if part._buffers]
         self._buffers_by_owner = [dict(owner) for owner in self._owners]
         self._buffers = self._list_buffers()
@@ -197,18 +196,18 @@ class StepSnapshot:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Attributes that hold more than can be put back, and what that is."""
+        """Names of attributes that hold more than can be restored, with the reason."""
         return self._attributes.left_out
 
     def fits(self, module: LightningModule, results: object) -> bool:
-        """Return True if this memory can be used again: the same module with the same buffers."""
+        """Return True if this memory can be reused, for the same module with the same buffers."""
         if self.module is not module or self.results is not results:
             return False
         buffers = self._list_buffers()
         return len(buffers) == len(self._buffers) and all(map(is_, buffers, self._buffers))
 
     def take(self) -> None:
-        """Take the state as it is now."""
+        """Keep the current state."""
         self._copy.take()
         for metric in self._metrics:
             metric.take()
@@ -216,7 +215,7 @@ class StepSnapshot:
         self._logged = {key: dict(vars(value)) for key, value in (self.results or {}).items()}
 
     def restore(self) -> None:
-        """Put everything back; what is new is deleted."""
+        """Restore everything, and delete what is new."""
         for owner, buffers in zip(self._owners, self._buffers_by_owner, strict=True):
             owner.update(buffers)
         self._copy.restore()
@@ -235,7 +234,7 @@ class StepSnapshot:
 def renew(
     snapshot: StepSnapshot | None, module: LightningModule, results: dict[str, Any] | None
 ) -> StepSnapshot:
-    """Return a snapshot of now, in the memory of an old one if that fits."""
+    """Return a snapshot of the current state, reusing the memory of an old one if that fits."""
     if snapshot is None or not snapshot.fits(module, results):
         return StepSnapshot(module, results)
     snapshot.take()

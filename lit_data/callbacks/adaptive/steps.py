@@ -1,4 +1,4 @@
-"""Steps in micro-batches: of training, within the optimizer's closure or by the module itself, and of evaluation."""
+"""Training and evaluation steps in micro-batches."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,14 +24,14 @@ from lit_data.core.out_of_memory import make_memory_error
 
 
 class TrainingSteps:
-    """Stands around Lightning's closure and optimizer step.
+    """Wraps Lightning's closure and optimizer step.
 
     Because a failed forward or backward is repeated inside the closure, Lightning counts one step,
     and clipping, unscaling and the optimizer run once, on the gradient of the whole batch.
 
     Args:
-        replay: Has the batch.
-        ranks: The other processes, if there are any.
+        replay: Replay with the current batch.
+        ranks: The ranks, if there are several.
     """
 
     def __init__(self, replay: Replay, ranks: Ranks | None) -> None:
@@ -46,7 +46,7 @@ class TrainingSteps:
         optimizer: Optimizer,
         batch_idx: int,
     ) -> Closure:
-        """Around ``_make_closure``: the same closure, repeated in micro-batches if need be."""
+        """Wrap ``_make_closure`` to repeat the closure in micro-batches if needed."""
         closure = call(kwargs, optimizer, batch_idx)
         active = self.replay.active
         if active is None:
@@ -54,10 +54,10 @@ class TrainingSteps:
         return _RepeatedClosure(closure, partial(self._run, active, kwargs))
 
     def optimizer_step(self, call: Callable[..., None], batch_idx: int, closure: Closure) -> None:
-        """Around ``_optimizer_step``: an error of the optimizer itself ends the run with a remedy.
+        """Wrap ``_optimizer_step`` to end the run with advice if the optimizer itself fails.
 
         Raises:
-            BatchMemoryError: Memory ran out after the closure, where weights may have changed.
+            BatchMemoryError: Memory ran out after the closure, when weights may have changed.
         """
         active = self.replay.active
         if active is None:
@@ -82,11 +82,11 @@ class TrainingSteps:
             return self.replay.run(active, attempt, undo)
 
     def _save_step(self, active: ActiveBatch, closure: Closure) -> Restore:
-        """Keep the state at the beginning of the step; the result puts it back."""
+        """Keep the state at the beginning of the step, and return a function that restores it."""
         restore_state = self.replay.save_state(active)
         restore_progress = save_progress(self.replay.trainer)
-        # A batch that begins an accumulation window zeroes the gradients, in each attempt anew; a
-        # later one adds to what is there.
+        # A batch that begins an accumulation window zeroes the gradients in each attempt; a later
+        # one adds to what is there.
         _, _, zero_gradients = closure_parts(closure)
         adds_gradients = zero_gradients is None
         restore_gradients = save_gradients(self._parameters) if adds_gradients else None
@@ -124,7 +124,7 @@ class TrainingSteps:
         return self._join(outputs, active.counts())
 
     def _join(self, outputs: list[ClosureResult], counts: list[int]) -> ClosureResult:
-        """Join the results of micro-batches, but of those whose ``training_step`` returned nothing."""
+        """Join the results of micro-batches, except those whose ``training_step`` returned None."""
         losses, extras, loss_counts = [], [], []
         for output, count in zip(outputs, counts, strict=True):
             if output.closure_loss is not None:
@@ -138,11 +138,11 @@ class TrainingSteps:
 
 
 class _RepeatedClosure(Closure):
-    """Lightning's closure, given to a function that runs it as often as need be."""
+    """Lightning's closure, passed to a function that runs it as often as needed."""
 
     def __init__(self, closure: Closure, run: Callable[[Closure], ClosureResult]) -> None:
         super().__init__(*closure_parts(closure))
-        # No bound method of this object, or batches wait for the garbage collector.
+        # No bound method of this object, or batches would stay until garbage collection.
         self._run = run
 
     @override
@@ -151,13 +151,13 @@ class _RepeatedClosure(Closure):
 
 
 def _run_micro_batch(closure: Closure, fraction: float, *, is_first: bool) -> ClosureResult:
-    """Forward and backward, as in Lightning's closure, with the loss weighted by its samples."""
+    """Run forward and backward as Lightning's closure does, with the loss weighted by its samples."""
     step, backward, zero_gradients = closure_parts(closure)
     output: ClosureResult = step()
     if is_first and zero_gradients is not None:
         zero_gradients()
     if output.closure_loss is not None:
-        # Without a factor of 1 the graph is that of Lightning's closure.
+        # Omitting a factor of 1 keeps the graph of Lightning's closure.
         loss = output.closure_loss if fraction == 1 else output.closure_loss * fraction
         if backward is not None:
             backward(loss)
@@ -167,10 +167,10 @@ def _run_micro_batch(closure: Closure, fraction: float, *, is_first: bool) -> Cl
 
 
 class EvaluationSteps:
-    """Stands around the strategy's ``validation_step``, ``test_step`` and ``predict_step``.
+    """Wraps the strategy's ``validation_step``, ``test_step`` and ``predict_step``.
 
     Args:
-        replay: Has the batch.
+        replay: Replay with the current batch.
     """
 
     def __init__(self, replay: Replay) -> None:
@@ -184,7 +184,7 @@ class EvaluationSteps:
 
         def step(micro_batch: Any, count: int) -> Any:  # noqa: ANN401
             output = call(micro_batch, *args, **kwargs)
-            # Outputs of all micro-batches stay until the last one is through.
+            # Outputs of all micro-batches stay until the last one is done.
             return output if active.micro_batch_count == 1 else recursive_detach(output)
 
         def attempt() -> Any:  # noqa: ANN401
@@ -200,37 +200,38 @@ class EvaluationSteps:
 
 @runtime_checkable
 class MicroBatchModule(Protocol):
-    """A module with manual optimization whose step stays the same however it cuts a batch.
+    """A module with manual optimization whose step does not depend on how it cuts a batch.
 
     Attributes:
-        micro_batch_size: Samples that go through its nets at once; none: the whole batch.
+        micro_batch_size: Number of samples that go through its nets at once; None for the whole
+            batch.
     """
 
     micro_batch_size: int | None
 
     def add_gradients(self, optimizer: Any, learn: Callable[[Any], Any], batch: Any) -> Any:  # noqa: ANN401
-        """Add the gradients of a batch up in micro-batches, for an optimizer that has none before.
+        """Accumulate the gradients of a batch in micro-batches, for an optimizer without gradients.
 
         Args:
-            optimizer: Of the parameters that learn.
-            learn: Called with the batch.
-            batch: As ``training_step`` got it.
+            optimizer: Optimizer of the parameters that learn.
+            learn: Function that is called with the batch.
+            batch: Batch that ``training_step`` got.
 
         Returns:
-            What `learn` returns.
+            The result of `learn`.
         """
         ...
 
 
 class ManualSteps:
-    """Stands around ``add_gradients`` of a module, and halves its ``micro_batch_size``.
+    """Wraps ``add_gradients`` of a module, and halves its ``micro_batch_size``.
 
-    What is repeated is one half of a step, between an optimizer's last step and its next: its
-    gradients are emptied, and all else is put back as in automatic optimization.
+    The repeated part of a step is that between an optimizer's last step and its next. The
+    optimizer's gradients are cleared, and everything else is restored as in automatic optimization.
 
     Args:
-        replay: Has the batch.
-        module: Whose sizes.
+        replay: Replay with the current batch.
+        module: Module whose ``micro_batch_size`` is set.
     """
 
     def __init__(self, replay: Replay, module: MicroBatchModule) -> None:
@@ -239,7 +240,7 @@ class ManualSteps:
         self._configured_size = module.micro_batch_size
 
     def close(self) -> None:
-        """Give the module back the size that it was made with."""
+        """Restore the module's original size."""
         self.module.micro_batch_size = self._configured_size
 
     def add_gradients(
@@ -249,7 +250,7 @@ class ManualSteps:
         learn: Callable[[Any], Any],
         batch: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
-        """Around ``add_gradients``: again in smaller micro-batches if memory runs out."""
+        """Wrap ``add_gradients`` to repeat it in smaller micro-batches if memory runs out."""
         active = self.replay.active
         if active is None:
             return call(optimizer, learn, batch)

@@ -1,4 +1,4 @@
-"""A batch on the device as a whole: hooks get it, and micro-batches are cut out of it."""
+"""The whole batch on the device, which hooks get and micro-batches are cut out of."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from lit_data.core.out_of_memory import make_memory_error
 _TRANSFER_HOOKS = ("transfer_batch_to_device", "on_after_batch_transfer")
 _LIGHTNING = ("lightning", "pytorch_lightning")
 _WRONG_FORM = (ConfigError, LookupError, TypeError, ValueError, AttributeError)
-"""What a `slice_batch` raises that was written for batches before their transfer."""
+"""Errors of a `slice_batch` that was written for batches before their transfer."""
 
 
 def has_transfer_hooks(owner: LightningModule | LightningDataModule) -> bool:
@@ -28,25 +28,25 @@ def has_transfer_hooks(owner: LightningModule | LightningDataModule) -> bool:
 
 
 def _is_users(hook: Callable[..., Any]) -> bool:
-    """Return True for a hook that neither `lightning` nor `pytorch_lightning` brings."""
+    """Return True for a hook that neither `lightning` nor `pytorch_lightning` defines."""
     return hook.__module__.partition(".")[0] not in _LIGHTNING
 
 
 def copy_tensors(batch: Any) -> Any:  # noqa: ANN401 - any nesting
-    """Return a batch whose tensors may be changed in place."""
+    """Return a copy of a batch whose tensors may be changed in place."""
     return tree_map_only(Tensor, torch.clone, batch)
 
 
 def can_cut(whole: Any, cut: Cut, start: int, stop: int, expected: Any) -> bool:  # noqa: ANN401 - any form
-    """Return True if samples cut out of a batch on the device are those that were moved alone.
+    """Return True if samples cut out of a batch on the device equal those transferred separately.
 
-    Fractions may differ in value, for random augmentation.
+    Floating-point values may differ because of random augmentation.
 
     Args:
         whole: The batch on the device.
-        cut: Cuts some samples out of it.
-        start: First sample.
-        stop: Behind the last sample.
+        cut: Function that cuts samples out of the batch.
+        start: Index of the first sample.
+        stop: Index after the last sample.
         expected: The same samples, cut before the transfer.
     """
     try:
@@ -70,7 +70,7 @@ def _is_alike(found: Any, expected: Any, samples: int) -> bool:  # noqa: ANN401 
         return False
     if not isinstance(found, Tensor):
         return bool(np.array_equal(found, expected))
-    # Numbers of rows in what lies flat, and all that counts, must be those of the piece.
+    # Row numbers of concatenated values, and all integers, must be those of the piece.
     may_differ = found.is_floating_point() and len(found) == samples
     return may_differ or torch.equal(found, expected)
 
@@ -78,12 +78,13 @@ def _is_alike(found: Any, expected: Any, samples: int) -> bool:  # noqa: ANN401 
 class BatchCopy:
     """Keeps a batch at the beginning of a step, which may change it in place.
 
-    Tensors are not copied, where a version tells that they were changed.
+    Tensors are not copied if a version shows whether they were changed.
 
     Args:
-        batch: On its device.
-        moved_versions: Of its tensors right after the transfer; none where that cannot be repeated.
-        reload: Returns the batch anew, as the transfer made it.
+        batch: Batch on its device.
+        moved_versions: Versions of its tensors right after the transfer; None if that cannot be
+            repeated.
+        reload: Function that transfers the batch again.
     """
 
     def __init__(
@@ -102,10 +103,10 @@ class BatchCopy:
             self._copy.take()
 
     def restore(self) -> None:
-        """Put the batch back.
+        """Restore the batch.
 
         Raises:
-            BatchMemoryError: The step changed a tensor, whose content is gone.
+            BatchMemoryError: The step changed a tensor whose content is lost.
         """
         for content in self._content:
             content.put()

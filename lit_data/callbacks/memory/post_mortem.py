@@ -1,4 +1,4 @@
-"""Reports of what held the memory when it ran out, as text files in the run folder."""
+"""Reports of what used the memory when it ran out, as text files in the run folder."""
 
 import gc
 import itertools
@@ -25,7 +25,7 @@ from lit_inspect.counts import counted
 log = logging.getLogger(__name__)
 
 ROWS = 25
-"""Tensors that a report names."""
+"""Number of tensors that a report lists."""
 
 CURE = (
     "for less use a smaller batch, AMP or GradientCheckpointing, "
@@ -39,13 +39,13 @@ _Storage = tuple[torch.device, int]
 
 
 class HeldTensor(NamedTuple):
-    """Memory that a tensor holds; it has no reference to the tensor.
+    """Memory that a tensor holds, without a reference to the tensor.
 
     Attributes:
-        nbytes: Of its storage, which views share.
-        shape: Of the owner's tensor, else of the largest view.
-        dtype: Its data type.
-        device: Where it is.
+        nbytes: Bytes of its storage, which views share.
+        shape: Shape of the owner's tensor, else of the largest view.
+        dtype: Data type of the tensor.
+        device: Device of the tensor.
         kind: ``parameters``, ``gradients``, ``optimizer state``, ``buffers`` or ``activations
             and other``.
         owner: The kind with the name of the parameter or buffer.
@@ -66,22 +66,22 @@ class _Owned(NamedTuple):
 
 
 def find_tensors(module: torch.nn.Module, optimizers: Sequence[Any]) -> list[HeldTensor]:
-    """List the tensors that Python sees in this process, largest first.
+    """Return the tensors that Python sees in this process, largest first.
 
-    Those that autograd alone keeps for backward are not among them.
+    Tensors that only autograd keeps for backward are not included.
 
     Args:
-        module: Whose parameters and buffers have names.
-        optimizers: Whose state belongs to its parameters.
+        module: Module whose parameters and buffers are named.
+        optimizers: Optimizers of its parameters.
 
     Returns:
-        One for each storage.
+        One entry for each storage.
     """
-    # isinstance would ask proxies for their class, which can run anything
+    # isinstance would read the class of proxies, which can run any code
     visible = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
     others = (_Owned(tensor, "activations and other", "activation or other") for tensor in visible)
     held: dict[_Storage, HeldTensor] = {}
-    # in this order, so that what has an owner keeps its name
+    # in this order, so that tensors with an owner keep its name
     _add_storages(held, _name_owned(module, optimizers))
     _add_storages(held, others)
     return sorted(held.values(), key=lambda tensor: -tensor.nbytes)
@@ -121,12 +121,12 @@ def _add_storages(held: dict[_Storage, HeldTensor], owned: Iterable[_Owned]) -> 
 
 
 class SeenBatch(NamedTuple):
-    """A batch of which only the shapes stay.
+    """A batch of which only the shapes are kept.
 
     Attributes:
-        stage: As Lightning calls it, such as ``train`` or ``validate``.
-        number: Its number in the epoch.
-        samples: Its number of samples; 0 if that is not known.
+        stage: Lightning's name of the stage, such as ``train`` or ``validate``.
+        number: Number of the batch in the epoch.
+        samples: Number of samples in the batch; 0 if it is not known.
         shapes: Shape and type of its first tensors.
     """
 
@@ -137,15 +137,15 @@ class SeenBatch(NamedTuple):
 
     def __str__(self) -> str:
         shapes = ", ".join(f"{list(shape)} {_name(dtype)}" for shape, dtype in self.shapes)
-        # 0 if the batch has a form whose samples cannot be counted.
+        # 0 if the samples cannot be counted in this form of batch
         samples = counted(self.samples, "sample") if self.samples else "unknown samples"
         return f"{self.stage} batch {self.number}: {samples}: {shapes or 'no tensors'}"
 
 
 class PostMortems:
-    """Writer of ``oom-<n>.txt``: at most 5 in a run, and never over another.
+    """Writes ``oom-<n>.txt``, at most 5 in a run, without overwriting any.
 
-    Where torch records allocations, ``oom-<n>.pickle`` beside it is its snapshot of the allocator.
+    If torch records allocations, ``oom-<n>.pickle`` beside it is its snapshot of the allocator.
     """
 
     def __init__(self) -> None:
@@ -164,20 +164,20 @@ class PostMortems:
         """Write the next report; a problem is logged and not raised.
 
         Args:
-            folder: For the file; it is made where it does not exist.
-            trainer: Whose module and optimizers own tensors.
-            error: While it is being handled, so that the tensors of the failed step are still
-                there.
+            folder: Folder for the file; it is created if it does not exist.
+            trainer: Trainer whose module and optimizers own tensors.
+            error: Error that is still being handled, so that the tensors of the failed step still
+                exist.
             reading: Memory of the device.
-            batches: The last ones.
+            batches: The last batches.
             with_snapshot: Write torch's snapshot too.
 
         Returns:
-            The text file, if there is one.
+            The text file if it was written.
         """
         if not self._reports_left:
             return None
-        self._reports_left -= 1  # also where it fails: it would fail again
+        self._reports_left -= 1  # even if it fails, because it would fail again
         try:
             folder.mkdir(parents=True, exist_ok=True)
             path = _find_free_path(folder)
@@ -212,7 +212,7 @@ def see_batch(
     index: int,
     dataloader_idx: int = 0,
 ) -> SeenBatch:
-    """Note the samples and the shapes of the first 8 tensors of a batch, 0-dim tensors left out."""
+    """Return the samples of a batch and the shapes of its first 8 tensors, without 0-dim ones."""
     tensors = (tensor for tensor in walk_tensors(batch) if isinstance(tensor, Tensor))
     first_tensors = itertools.islice(tensors, _MOST_SHAPES)  # a batch may hold thousands
     shapes = [(tensor.shape, tensor.dtype) for tensor in first_tensors]
@@ -228,16 +228,17 @@ def describe_failure(
 ) -> str:
     """Return the text of a report.
 
-    Nothing is allocated on the device, and a part that fails says so.
+    This allocates nothing on the device. If a part fails, the text says so.
 
     Args:
-        trainer: Whose module and optimizers own tensors.
-        error: While it is being handled, so that the tensors of the failed step are still there.
+        trainer: Trainer whose module and optimizers own tensors.
+        error: Error that is still being handled, so that the tensors of the failed step still
+            exist.
         reading: Memory of the device.
-        batches: The last ones.
+        batches: The last batches.
     """
     device = trainer.strategy.root_device
-    # functions, so that a part that fails leaves the others as they are
+    # functions, so that a part that fails does not affect the others
     parts: dict[str, Callable[[], str]] = {
         "error": lambda: _describe_error(error),
         "last batches": lambda: "\n".join(map(str, batches)) or "none yet",
@@ -253,12 +254,12 @@ def describe_failure(
 
 
 def note_error(error: BaseException, text: str) -> None:
-    """Add to an error's text, so that it is known again."""
+    """Add a text to an error, which `is_noted` recognizes."""
     error.add_note(f"{_NOTE} {text}")
 
 
 def is_noted(error: BaseException | None) -> bool:
-    """Return True if `note_error` was called for an error, or for one that it was raised from."""
+    """Return True if `note_error` was called for an error or for one that it was raised from."""
     for cause in causes_of(error):
         if any(str(note).startswith(_NOTE) for note in getattr(cause, "__notes__", ())):
             return True
@@ -275,7 +276,7 @@ def _describe_error(error: BaseException | None) -> str:
 
 
 def _tabulate_memory(trainer: Trainer, device: torch.device, reading: MemoryReading) -> str:
-    """Lines of size, count and name: of device and host, of kinds of tensors, of the largest ones."""
+    """Return lines of size, count and name for device, host, kinds of tensors and the largest ones."""
     tensors = find_tensors(trainer.lightning_module, trainer.optimizers)
     totals = {
         f"{device}  allocated": reading.allocated_bytes,

@@ -1,4 +1,4 @@
-"""The measurements of a run's memory: what it holds now, its growth and its course."""
+"""Measurements of a run's memory: its current use, its growth and its history."""
 
 import itertools
 import math
@@ -39,7 +39,7 @@ class TreeMemory:
 
     Attributes:
         pss_bytes: Resident memory; a page that several processes map is counted once.
-        shared_bytes: Of it, shared memory: /dev/shm, memfd and anonymous shared mappings.
+        shared_bytes: Part of it that is shared: /dev/shm, memfd and anonymous shared mappings.
         processes: Number of processes that were read.
     """
 
@@ -49,10 +49,10 @@ class TreeMemory:
 
 
 def read_tree() -> TreeMemory | None:
-    """Return the memory of this process and its workers, or nothing where the system has no record.
+    """Return the memory of this process and its workers, or None if the system has no record.
 
-    Read from ``/proc/<pid>/smaps_rollup`` (Linux 4.14 and later). Processes that end meanwhile, or
-    are not ours to read, are left out.
+    The source is ``/proc/<pid>/smaps_rollup`` (Linux 4.14 and later). Processes that have just
+    ended, or that this process may not read, are left out.
     """
     process = psutil.Process()
     main = _read_rollup(process.pid)
@@ -69,14 +69,14 @@ def read_tree() -> TreeMemory | None:
 
 
 def read_pinned_bytes() -> int | None:
-    """Return the page-locked bytes of torch's allocator, used or cached; nothing without CUDA."""
+    """Return the page-locked bytes of torch's allocator, used or cached; None without CUDA."""
     if not torch.cuda.is_available():
         return None
     return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
 
 
 class TreeReader:
-    """Reads the memory of the process tree at no more than 0.25 % of the time.
+    """Reads the memory of the process tree in no more than 0.25 % of the time.
 
     The kernel walks all pages of each process, about 15 ms for 1 GiB in small pages, so a read is
     not repeated before 400 times as long as it took has passed.
@@ -86,7 +86,7 @@ class TreeReader:
         self._next_s = 0.0
 
     def read(self) -> TreeMemory | None:
-        """Return the memory now; nothing without a record, or before the next read is due."""
+        """Return the memory now; None without a record, or before the next read is due."""
         began_s = time.perf_counter()
         if began_s < self._next_s:
             return None
@@ -97,10 +97,10 @@ class TreeReader:
 
 
 class Growth:
-    """Memory at the ends of epochs, and how much an epoch adds.
+    """Memory at the ends of epochs, and its growth per epoch.
 
-    The first end is left out: caches, allocators and workers reach their size in the first epoch.
-    Of the others, the last 20 count.
+    The first end is left out, because caches, allocators and workers reach their size in the first
+    epoch. Of the others, the last 20 count.
     """
 
     def __init__(self) -> None:
@@ -108,21 +108,21 @@ class Growth:
         self._is_warm = False
 
     def add(self, epoch: int, value_bytes: float) -> None:
-        """Count the end of an epoch; epochs may be left out."""
+        """Add the memory at the end of an epoch; epochs may be left out."""
         if self._is_warm:
             self._ends.append((epoch, value_bytes))
         self._is_warm = True
 
     @property
     def bytes_per_epoch(self) -> float | None:
-        """Median of the slopes between all pairs of ends; nothing before the fifth end.
+        """Median of the slopes between all pairs of ends; None before the fifth end.
 
-        By Theil and Sen: a fourth of the ends may be outliers.
+        With this Theil-Sen estimator, a fourth of the ends may be outliers.
         """
         return median(_slopes(self._ends)) if len(self._ends) >= _LEAST_ENDS else None
 
     def exceeds(self, bytes_per_epoch: float) -> bool:
-        """Return True if memory grows faster, and neither noise nor a slow beginning explains it.
+        """Return True if memory grows faster, and neither noise nor a slow start explains it.
 
         The later half must grow that fast too, and three of four pairs of ends must have grown.
         """
@@ -145,7 +145,7 @@ class Growth:
 
 
 def format_bytes(value_bytes: float) -> str:
-    """Return a size for people: ``512 B``, ``3.4 MiB``, ``11.2 GiB``."""
+    """Return a readable size: ``512 B``, ``3.4 MiB``, ``11.2 GiB``."""
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if abs(value_bytes) >= 2**power:
             return f"{value_bytes / 2**power:.1f} {unit}"
@@ -166,7 +166,7 @@ def _read_rollup(pid: int) -> tuple[int, int] | None:
     except OSError:
         return None
     kib: dict[str, int] = {}
-    for line in text.splitlines()[1:]:  # the first names the address range
+    for line in text.splitlines()[1:]:  # the first line is the address range
         name, _, value = line.partition(":")
         if value.strip():
             kib[name] = int(value.split()[0])
@@ -187,7 +187,7 @@ class MemoryRecord:
         self.timeline = Timeline(widen_rows)
         self.gauge = open_gauge(device)
         self.reading = self.gauge.read()
-        # Two readers, as one reads only now and then: steps must not use up what epochs are due.
+        # Two readers, because each reads only now and then: steps must not use up epochs' readings.
         self._tree_readers = {"step": TreeReader(), "epoch": TreeReader()}
         self._knows_pss = False
         self._began_s = time.perf_counter()
@@ -200,12 +200,12 @@ class MemoryRecord:
         return time.perf_counter() - self._began_s
 
     def sample(self, batch_size: float, moment: Moment = "step") -> dict[str, float]:
-        """Measure, and add it to the timeline.
+        """Measure the memory, and add it to the timeline.
 
         Args:
-            batch_size: Samples that go through the model at once; NaN where that is not known.
-            moment: At a step and at the end of an epoch the memory of the workers is read where it
-                is due; at an event, which may come often, it is not.
+            batch_size: Number of samples that go through the model at once; NaN if not known.
+            moment: Occasion of the measurement. At a step and at the end of an epoch, the memory of
+                the workers is read if it is due; at an event, which may come often, it is not.
 
         Returns:
             The values of `MemoryMonitor`'s metrics.
@@ -222,32 +222,32 @@ class MemoryRecord:
             values["pss_bytes"] = tree.pss_bytes
             values["shared_bytes"] = tree.shared_bytes
         drawn = {**values, "batch_size": batch_size}
-        # Lowest and highest are equal until the timeline merges neighbours.
+        # Lowest and highest are equal until the timeline merges neighbors.
         row = np.array([drawn.get(name, math.nan) for name in SERIES], np.float64)
         self.timeline.add(self.now_s, np.stack([row, row]))
         return values
 
     def mark(self, kind: str, began_s: float | None = None) -> None:
-        """Mark what happens now, or what began at `began_s` and ends now."""
+        """Mark an event that happens now, or one that began at `began_s` and ends now."""
         now_s = self.now_s
         self.timeline.marks[kind].add(now_s if began_s is None else began_s, now_s)
 
     def draw(self, path: Path) -> None:
-        """Write the picture; nothing before the second sample."""
+        """Write the picture if there are at least two samples."""
         if len(self.timeline) > 1:
             limit_bytes = self.reading.limit_bytes
             draw_memory(self.timeline, path, device=str(self.device), limit_bytes=limit_bytes)
 
     def end_epoch(self, epoch: int, values: Mapping[str, float]) -> None:
-        """Count the values of `sample` at the end of an epoch of training."""
-        # an epoch at which the workers were not due would look like a fall
+        """Add the values of `sample` at the end of a training epoch."""
+        # an epoch without a reading of the workers would look like a drop
         if "pss_bytes" in values or not self._knows_pss:
             self._growth["host"].add(epoch, values.get("pss_bytes", values["rss_bytes"]))
         self._growth["process"].add(epoch, values["rss_bytes"])
         self._growth["device"].add(epoch, values["allocated_bytes"])
 
     def read_growth(self) -> dict[str, float]:
-        """Return the metrics of growth, once they are known."""
+        """Return the metrics of growth that are known."""
         growth = {
             "growth_bytes_per_epoch": self._growth[self._host].bytes_per_epoch,
             "allocated_growth_bytes_per_epoch": self._growth["device"].bytes_per_epoch,
@@ -255,9 +255,9 @@ class MemoryRecord:
         return {metric: value for metric, value in growth.items() if value is not None}
 
     def find_alarms(self, bytes_per_epoch: float) -> list[str]:
-        """Return a sentence for the host, and for a device with memory of its own, if it grows.
+        """Return a sentence for the host, and for a device with its own memory, if it grows.
 
-        Each of them comes once.
+        Each sentence is returned once.
 
         Args:
             bytes_per_epoch: Growth above which there is an alarm.
@@ -274,9 +274,9 @@ class MemoryRecord:
 
     @property
     def _host(self) -> str:
-        """Name of the growth that stands for the host.
+        """Name of the growth that represents the host.
 
-        In short epochs all processes are read now and then, the main one in each.
+        If epochs are short, all processes are read only in some of them, the main one in each.
         """
         return "process" if self._growth["host"].bytes_per_epoch is None else "host"
 
@@ -295,7 +295,7 @@ class MemoryRecord:
 
 
 def _list_values(reading: MemoryReading) -> dict[str, float]:
-    fragmentation = 0.0  # also where nothing is reserved
+    fragmentation = 0.0  # also if nothing is reserved
     if reading.reserved_bytes:
         fragmentation = max(0.0, 1 - reading.allocated_bytes / reading.reserved_bytes)
     return {

@@ -28,7 +28,7 @@ Seconds = tuple[float, ...]
 
 _NO_SECONDS = dict.fromkeys(PARTS, 0.0)
 _MOST_PENDING = 64
-"""Steps whose device times wait to be read, before those that are over are read unasked."""
+"""Number of steps with unread device times above which finished ones are read."""
 
 _BATCH_HOOKS: dict[str, Part] = {
     "on_before_batch_transfer": "assemble",
@@ -40,10 +40,10 @@ _BATCH_HOOKS: dict[str, Part] = {
 class StepClock:
     """Reads the host's clock.
 
-    At any moment one part is on, so the parts of a step add up to all of its time.
+    One part is active at any moment, so the parts of a step add up to its whole time.
 
     Attributes:
-        known: Number and seconds of the parts of each step, for the owner to take out.
+        known: Number and seconds of the parts of each step, for the owner to remove.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class StepClock:
         self._seconds = _NO_SECONDS.copy()
 
     def enter(self, part: Part) -> Part:
-        """Switch to a part; returns the one before."""
+        """Switch to a part, and return the one before."""
         before = self._part
         self._part = part
         if self._is_running:
@@ -66,7 +66,7 @@ class StepClock:
         return before
 
     def measure(self, part: Part, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any call
-        """Call something as one part; afterwards the part before is on again."""
+        """Call a function as one part, and then switch back to the part before."""
         before = self.enter(part)
         try:
             return call(*args, **kwargs)
@@ -74,17 +74,17 @@ class StepClock:
             self.enter(before)
 
     def count_assembly(self, seconds_s: float) -> None:
-        """Move so much of this step's ``wait``, the loader's own work, to ``assemble``."""
+        """Move seconds of the loader's own work from this step's ``wait`` to ``assemble``."""
         self._assembled_s += seconds_s
 
     def lap(self, step: int) -> float | None:
-        """End a step and begin the next, with ``other``.
+        """End a step, and begin the next one with ``other``.
 
         Args:
             step: Number of the step that ends.
 
         Returns:
-            Its seconds; none if it was dropped.
+            Seconds of the step; None if it was dropped.
         """
         self.enter("other")
         seconds_s = None
@@ -101,11 +101,11 @@ class StepClock:
         return seconds_s
 
     def drop(self) -> None:
-        """Forget the step under way: what happens in it is none of its work."""
+        """Drop the current step, because something other than its work happens in it."""
         self._is_running = False
 
     def read(self, *, wait: bool = False) -> None:
-        """Add steps that are over to `known`; with `wait`, all that are over for the host."""
+        """Add finished steps to `known`; with `wait`, all that the host has finished."""
 
     def _finish(self, step: int) -> None:
         self.known.append((step, _split_wait(self._seconds, self._assembled_s)))
@@ -117,12 +117,12 @@ class _Mark(NamedTuple):
 
 
 class _MeasuredStep(NamedTuple):
-    """A step that the device may not be through with.
+    """A step that the device may not have finished.
 
     Attributes:
-        number: Its number.
-        assembled_fraction: Fraction of the host's waiting that was the loader's own work.
-        marks: Ends of its parts, the first one its beginning.
+        number: Number of the step.
+        assembled_fraction: Fraction of the host's waiting time that was the loader's own work.
+        marks: Beginning of the step, then the ends of its parts.
     """
 
     number: int
@@ -131,14 +131,14 @@ class _MeasuredStep(NamedTuple):
 
 
 class CudaStepClock(StepClock):
-    """Reads the clock of a CUDA device: how long it does, or waits for, each part.
+    """Reads the clock of a CUDA device: the time that it spends on, or waits for, each part.
 
-    Of the waiting for a batch only that counts during which the device had nothing to do. The
-    device is never waited for: events are recorded between the parts, in some steps drawn at random
-    (not every n-th one, which a number of workers could beat with), and read when they are over.
+    Waiting for a batch counts only while the device is idle. The host never waits for the device:
+    events are recorded between the parts and read when they are done. This happens in random steps,
+    because every n-th step could coincide with the period of the workers.
 
     Args:
-        fraction: Of the steps to look at, above 0 to 1.
+        fraction: Fraction of the steps to measure, above 0 and up to 1.
     """
 
     def __init__(self, fraction: float) -> None:
@@ -146,11 +146,11 @@ class CudaStepClock(StepClock):
         self._fraction = fraction
         self._random = random.Random(0)
         self._free_events: list[Any] = []
-        self._marks: list[_Mark] | None = None  # of the step under way, if it is looked at
+        self._marks: list[_Mark] | None = None  # of the current step, if it is measured
         self._pending: deque[_MeasuredStep] = deque()
 
     def enter(self, part: Part) -> Part:
-        """Switch to a part; returns the one before."""
+        """Switch to a part, and return the one before."""
         before = super().enter(part)
         if self._marks is not None:
             self._marks.append(_Mark(before, self._record_event()))
@@ -164,16 +164,16 @@ class CudaStepClock(StepClock):
         return seconds_s
 
     def drop(self) -> None:
-        """Forget the step under way."""
+        """Drop the current step."""
         super().drop()
         for mark in self._marks or ():
             self._free_events.append(mark.event)
         self._marks = None
 
     def read(self, *, wait: bool = False) -> None:
-        """Add steps to `known` that the device is through with.
+        """Add the steps that the device has finished to `known`.
 
-        With `wait`, all that are over for the host.
+        With `wait`, add all that the host has finished.
         """
         while self._pending:
             step = self._pending[0]
@@ -216,19 +216,19 @@ def _split_wait(seconds: dict[Part, float], assembled_s: float) -> Seconds:
 
 
 def attach(clock: StepClock, trainer: Trainer, pl_module: LightningModule) -> Callable[[], None]:
-    """Let a clock follow the training steps of a Trainer, with automatic or manual optimization.
+    """Attach a clock to the training steps of a Trainer, with automatic or manual optimization.
 
-    The caller's hooks ``on_before_backward``, ``on_after_backward`` and
-    ``on_before_optimizer_step`` are for ``backward``, for what was on before it, and for
-    ``optimizer``, which ends with the optimizer's step.
+    The caller switches to ``backward`` in ``on_before_backward``, back to the part before it in
+    ``on_after_backward``, and to ``optimizer``, which ends with the optimizer's step, in
+    ``on_before_optimizer_step``.
 
     Args:
-        clock: The clock that switches from part to part.
-        trainer: A Trainer that is about to train.
-        pl_module: What it trains.
+        clock: Clock that switches from part to part.
+        trainer: Trainer that is about to train.
+        pl_module: Module that it trains.
 
     Returns:
-        A function that ends it.
+        A function that detaches the clock.
     """
     loop = trainer.fit_loop.epoch_loop
     loaders = [
@@ -239,7 +239,7 @@ def attach(clock: StepClock, trainer: Trainer, pl_module: LightningModule) -> Ca
     undo = ExitStack()
     undo.callback(wrap(loop, BEFORE_FETCH, fetch.begin))
     undo.callback(wrap(loop, AFTER_FETCH, fetch.end))
-    # the writing of a checkpoint is none of a step's work
+    # writing a checkpoint is not part of a step's work
     undo.callback(run_after(trainer, SAVE, clock.drop))
     undo.callback(wrap(strategy, "training_step", partial(clock.measure, "forward")))
     # "other" around it: forward and backward are within, and switch by themselves
@@ -255,7 +255,7 @@ def attach(clock: StepClock, trainer: Trainer, pl_module: LightningModule) -> Ca
 def _find_owner(
     trainer: Trainer, pl_module: LightningModule, name: str
 ) -> LightningModule | LightningDataModule:
-    """Return whose hook Lightning calls: the DataModule's if it has one, else the module's."""
+    """Return the owner of the hook that Lightning calls: the DataModule if it has one, else the module."""
     datamodule: LightningDataModule | None = trainer.datamodule  # type: ignore[attr-defined]  # its data connector sets it
     if datamodule is not None and is_overridden(name, datamodule):
         return datamodule
@@ -263,7 +263,7 @@ def _find_owner(
 
 
 def _measure_as(clock: StepClock, part: Part) -> Callable[..., Any]:
-    """Return a function, not a method, so that copies of a module share it."""
+    """Return a function that times a call; it is no method, so that copies of a module share it."""
 
     def around(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any hook
         return clock.measure(part, call, *args, **kwargs)

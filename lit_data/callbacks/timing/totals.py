@@ -1,4 +1,4 @@
-"""Sums over training steps, and one sentence on what limits a run."""
+"""Sums over training steps, and a sentence on what limits a run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,19 +10,19 @@ from lit_data.callbacks.timeline import Timeline, add_rows
 from lit_data.callbacks.timing.step_clock import PARTS, Part, Seconds
 
 _ENOUGH_STEPS = 5
-"""Steps of a batch size after which its speed counts."""
+"""Number of steps at a batch size after which its speed counts."""
 
 _WORTH_NAMING = 0.2
-"""Fraction of the time from which something other than the model is said to limit a run."""
+"""Smallest fraction of the time at which something other than the model is said to limit a run."""
 
 _MUCH_MEMORY = 0.3
 """Fraction of the memory that must be free for a larger batch to be advised."""
 
 _SOME_GAIN = 1.05
-"""Speed of the largest batch size over that of the next smaller one that is worth naming."""
+"""Smallest ratio worth naming of the speed at the largest batch size to that at the next smaller one."""
 
 _MUCH_READ = 0.5
-"""Bytes from disks over bytes of the samples from which a run is said to be bound by the disk."""
+"""Smallest ratio of bytes read from disks to bytes of the samples at which the disk is said to limit."""
 
 _PartGroup = tuple[Part, ...]
 _DATA: _PartGroup = ("wait", "assemble")
@@ -51,7 +51,7 @@ _LIMITS: dict[_PartGroup, tuple[str, str]] = {
         "fewer callbacks, a larger log_every_n_steps or larger batches",
     ),
 }
-"""Parts that can limit a run, how they are called and what to try."""
+"""Parts that can limit a run, their names and what to try."""
 
 _ASSEMBLY_CURE = (
     "fewer or smaller fields of a sample: most of it is the loader's own work in the main process"
@@ -66,10 +66,10 @@ class Hardware(NamedTuple):
     """The device that a model runs on.
 
     Attributes:
-        on_cpu: It is the CPU.
-        precision: Lightning's word for what the model runs in, such as ``bf16-mixed``.
-        has_bf16: It is faster in bf16 than in float32.
-        is_chosen: The precision is one that was asked for, so that no other is advised.
+        on_cpu: True for the CPU.
+        precision: Lightning's name of the model's precision, such as ``bf16-mixed``.
+        has_bf16: True if the device is faster in bf16 than in float32.
+        is_chosen: True if the precision was requested, so that no other one is advised.
     """
 
     on_cpu: bool = True
@@ -82,12 +82,12 @@ class EndedBatch(NamedTuple):
     """A training batch that ended.
 
     Attributes:
-        number: Its number in the training.
-        samples: Samples in it.
-        seconds_s: Its time; none if it was not timed.
-        size: Samples that went through the model at once.
-        failed: It ran out of memory at first.
-        is_rest: It is the last of its epoch.
+        number: Number of the batch in the training.
+        samples: Number of samples in the batch.
+        seconds_s: Time of the batch; None if it was not timed.
+        size: Number of samples that went through the model at once.
+        failed: True if the batch ran out of memory at first.
+        is_rest: True if the batch is the last one of its epoch.
     """
 
     number: int
@@ -103,13 +103,13 @@ class Tally:
     """Sums over training batches.
 
     Attributes:
-        batches: All of them.
-        failed: Those that ran out of memory at first.
-        steps: Those that were timed; `samples` and `seconds` are theirs.
-        samples: Samples of the timed ones.
-        seconds: Time of the timed ones.
-        measured: Those whose parts are known.
-        parts: Seconds of each of `PARTS` in them.
+        batches: Number of all batches.
+        failed: Number of batches that ran out of memory at first.
+        steps: Number of timed batches.
+        samples: Samples of the timed batches.
+        seconds: Time of the timed batches.
+        measured: Number of batches whose parts are known.
+        parts: Seconds of each of `PARTS` in the measured batches.
     """
 
     batches: int = 0
@@ -129,7 +129,7 @@ class Tally:
                 self.steps += 1
                 self.samples += batch.samples
                 self.seconds += batch.seconds_s
-        # On a device the parts of some steps alone are known, and those later than the batches.
+        # On a device, the parts are known only for some steps, and later than their batches.
         self.measured += len(parts)
         self.parts = tuple(map(sum, zip(self.parts, *parts, strict=True)))
 
@@ -155,14 +155,14 @@ class StepTotals:
     """Sums over a whole training: its steps, the speed at each batch size, and memory.
 
     Attributes:
-        tally: The steps.
+        tally: Sums over the steps.
         sizes: Steps, samples and seconds at each batch size.
-        readings: Readings of the memory; `allocated_bytes` is their sum.
-        allocated_bytes: See `readings`.
+        readings: Number of memory readings.
+        allocated_bytes: Sum of the allocated bytes over the readings.
         peak_bytes: The largest peak.
         limit_bytes: The last limit.
         disk_bytes: Bytes read from disks.
-        sample_bytes: Bytes of the samples that were trained meanwhile.
+        sample_bytes: Bytes of the samples trained in the same time.
     """
 
     tally: Tally = field(default_factory=Tally)
@@ -178,7 +178,7 @@ class StepTotals:
         """Count batches that ended, and steps whose parts became known."""
         self.tally.add(ended, parts)
         for batch in ended:
-            # the last batch of an epoch may be a rest, whose speed says little
+            # the last batch of an epoch may be incomplete, and its speed says little
             if batch.seconds_s is None or (batch.is_rest and self.sizes):
                 continue
             steps, samples, seconds_s = self.sizes.get(batch.size, (0, 0, 0.0))
@@ -189,7 +189,7 @@ class StepTotals:
             ]
 
     def add_memory(self, reading: MemoryReading) -> None:
-        """Count a reading."""
+        """Add a reading."""
         self.readings += 1
         self.allocated_bytes += reading.allocated_bytes
         self.peak_bytes = max(self.peak_bytes, reading.peak_bytes)
@@ -216,8 +216,8 @@ class StepTotals:
         }
 
     def describe(self, hardware: Hardware) -> str:
-        """Return one sentence on what limits the run, see `describe_limit`."""
-        gain = None  # stays where all batches had one size
+        """Return one sentence on what limits the run; see `describe_limit`."""
+        gain = None  # stays if all batches had one size
         speeds = self._rate_sizes()
         if len(speeds) > 1:
             smaller, largest = sorted(speeds)[-2:]
@@ -239,10 +239,10 @@ class StepTotals:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "StepTotals":
-        """Undo `to_plain`.
+        """Return the totals from the numbers of `to_plain`.
 
         Raises:
-            ValueError: These are not the numbers of one.
+            ValueError: The numbers are not those of `to_plain`.
         """
         tally = Tally(**{**plain["tally"], "parts": tuple(plain["tally"]["parts"])})
         sizes = {}
@@ -255,7 +255,7 @@ class StepTotals:
         return cls(**{**plain, "tally": tally, "sizes": sizes})
 
     def _rate_sizes(self) -> dict[int, float]:
-        """Samples per second at each size that was seen often enough, or at all if none was."""
+        """Return samples per second at each size that was seen often enough, or at all if none was."""
         frequent = {}
         for size, counts in self.sizes.items():
             if counts[0] >= _ENOUGH_STEPS:
@@ -267,7 +267,7 @@ class StepTotals:
 
 
 class Throughput:
-    """Course of a training, for throughput.png.
+    """History of a training, for throughput.png.
 
     Attributes:
         speed: Number of steps, samples, seconds, and batch size times steps; marks of ``oom``.
@@ -289,7 +289,7 @@ class Throughput:
             self.parts.add(number, seconds)
 
     def mark_oom(self, step: int) -> None:
-        """Mark a step that ran out of memory, once however often it did."""
+        """Mark a step that ran out of memory, once even if it did so repeatedly."""
         if step != self._last_oom:
             self.speed.marks["oom"].add(step)
         self._last_oom = step
@@ -303,18 +303,18 @@ def describe_limit(
     gain: float | None = None,
     disk_ratio: float = 0.0,
 ) -> str:
-    """Return one sentence: what limits a run, and what to try.
+    """Return one sentence on what limits a run and what to try.
 
     Args:
         parts: Time of each part of a step, in any unit.
         hardware: The device that the model runs on.
         free_memory: Fraction of the memory that was free even at the peak, 0 to 1.
-        gain: Speed at the largest batch size over that at the next smaller one; none if only one
-            was seen.
-        disk_ratio: Bytes read from disks over bytes of the samples.
+        gain: Ratio of the speed at the largest batch size to that at the next smaller one; None if
+            only one was seen.
+        disk_ratio: Ratio of bytes read from disks to bytes of the samples.
     """
     total = sum(parts.values())
-    # The model is what should take the time: it is named where nothing else takes a fifth of it.
+    # The model should take most of the time, so it is named if nothing else takes a fifth of it.
     fractions = {}
     for group in (*_LIMITS, _MODEL):
         fractions[group] = sum(parts[part] for part in group) / total
@@ -344,7 +344,7 @@ def _name_half(precision: str) -> str:
 
 
 def _advise_model(on_cpu: bool, free_memory: float, gain: float | None, *, halves: bool) -> str:
-    """Return what to try where the model takes the time; `halves`: half precision is untried."""
+    """Return what to try if the model takes the time; `halves` means half precision is untried."""
     if gain is not None and gain >= _SOME_GAIN:
         return (
             f"a larger batch may help, as the largest so far was {gain - 1:.0%} faster "

@@ -1,4 +1,4 @@
-"""CT volumes: their files, occupied voxels and windows, nets, scores and predictions."""
+"""CT volumes: files, occupied voxels and windows, nets, scores and predictions."""
 
 from typing import TYPE_CHECKING
 

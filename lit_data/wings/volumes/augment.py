@@ -1,4 +1,4 @@
-"""`VolumeAugment`: windows of volumes flipped, turned, scaled and changed in their values."""
+"""`VolumeAugment`: flips, rotates and scales windows of volumes, and changes their values."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from lit_data.core.errors import ConfigError
 from lit_data.core.rng import Stream, uniform
 
 DRAWS = "augment_volume"
-"""Key of the drawn numbers in a planned batch."""
+"""Key of the random numbers in a planned batch."""
 
 _MOVED = ("image", "occupied", "mask")
 _WARP_DRAWS = 3  # warped or not, angle, scale
@@ -22,20 +22,22 @@ _VALUE_DRAWS = 3  # gain, offset, gamma
 
 
 class VolumeAugment(nn.Module):
-    """Flips, turns about z, scales, and changes of the values of windows [B, 1, D, H, W].
+    """Flips, rotations about z, scaling, and changes of the values of windows [B, 1, D, H, W].
 
-    Numbers are drawn on the host, those of a sample from its own streams, a pure function of (seed,
-    epoch, index). Voxels are changed on the device of the batch; labels are moved to the nearest
-    voxel, so that no new one appears. Beyond its edges a window is continued by its last voxels.
+    Random numbers are drawn on the host. Those of a sample come from its own streams and are a pure
+    function of (seed, epoch, index). Voxels are changed on the device of the batch. Labels take the
+    nearest voxel, so that no new label appears. Beyond its edges, a window is continued with its
+    outermost voxels.
 
     Args:
         flip: (z, y, x), whether windows are mirrored along each axis, with probability 1/2.
-        rotate_deg: Largest turn about z, either way. Voxels are taken for as long along y as x.
+        rotate_deg: Largest rotation about z, in both directions. Voxels are assumed to be as long
+            along y as along x.
         scale: Smallest and largest factor, the same along all axes.
-        probability: Fraction of samples that are turned and scaled.
-        gain: Values times a factor in [1 - gain, 1 + gain].
+        probability: Fraction of samples that are rotated and scaled.
+        gain: Values are multiplied by a factor in [1 - gain, 1 + gain].
         offset: Largest number added, in units of the window of values, 0..1.
-        gamma: Values to a power in [1 - gamma, 1 + gamma].
+        gamma: Values are raised to a power in [1 - gamma, 1 + gamma].
 
     Raises:
         ConfigError: A value is out of its range.
@@ -78,12 +80,12 @@ class VolumeAugment(nn.Module):
             index: [B] numbers of the samples.
 
         Returns:
-            [B, 8] float32: signs of (z, y, x), angle in rad, factor of size, gain, offset, gamma.
+            [B, 8] float32: signs of (z, y, x), angle in rad, scale factor, gain, offset, gamma.
         """
         warps = uniform(seed, Stream.GEOMETRY, index, epoch, 3 + _WARP_DRAWS)
         values = uniform(seed, Stream.PHOTOMETRY, index, epoch, _VALUE_DRAWS)
         signs = np.where((warps[:, :3] < 0.5) & np.array(self.flip), -1, 1)
-        # Each number is drawn in any case, so that no option moves the others.
+        # Each number is drawn in any case, so that no option changes the others.
         is_warped = warps[:, 3] < self.probability
         angle = (2 * warps[:, 4] - 1) * math.radians(self.rotate_deg) * is_warped
         smallest, largest = self.scale
@@ -97,8 +99,8 @@ class VolumeAugment(nn.Module):
         """Change the windows of a batch.
 
         Args:
-            batch: ``image`` [B, 1, D, H, W] float32 in 0..1, and ``occupied`` and ``mask`` where
-                there are any.
+            batch: ``image`` [B, 1, D, H, W] float32 in 0..1, and ``occupied`` and ``mask`` if they
+                exist.
             draws: Numbers of `draw`, on the device of the batch.
 
         Returns:
@@ -120,7 +122,7 @@ class VolumeAugment(nn.Module):
 
 
 def _make_matrices(draws: Tensor, sides: Sequence[int]) -> Tensor:
-    """Return [B, 3, 4] matrices from the output to the input, of (x, y, z) in -1..1."""
+    """Return [B, 3, 4] matrices from output to input coordinates, (x, y, z) in -1..1."""
     z_sign, y_sign, x_sign, angle, factor = draws[:, :5].unbind(1)
     _, height, width = sides
     matrices = draws.new_zeros(len(draws), 3, 4)

@@ -44,13 +44,13 @@ _RAGGED = ("coords", "feats", "label")
 
 
 def keep_one_count(batch: Batch) -> Batch:
-    """Leave out the counts of features and labels, which are those of the points."""
+    """Drop the counts of features and labels, which equal those of the points."""
     counts = {name + COUNT_SUFFIX for name in _RAGGED} - {COUNT}
     return {name: part for name, part in batch.items() if name not in counts}
 
 
 def widen_labels(batch: Batch) -> Batch:
-    """Give labels the dtype that losses want."""
+    """Convert labels to the dtype that losses expect."""
     return batch | {name: batch[name].long() for name in ("label", "mask") if name in batch}
 
 
@@ -61,17 +61,17 @@ def cut_batch(
     start: int,
     stop: int,
 ) -> Any:  # noqa: ANN401
-    """Some samples of a batch in a user's format.
+    """Return some samples of a batch in a user's format.
 
     Args:
         batch: A dict or a tuple.
-        batch_format: Its format.
-        keys: Our keys that the batch has, of which a tuple holds those that its format names.
+        batch_format: Format of the batch.
+        keys: Keys of lit_data in the batch; a tuple holds those named by its format.
         start: First sample.
-        stop: The one behind the last.
+        stop: End of the samples, excluded.
 
     Raises:
-        ConfigError: Nothing in the batch says whose its points are.
+        ConfigError: The batch does not tell which points belong to which sample.
     """
     if isinstance(batch, tuple):
         names = [key for key in cast(Sequence[str], batch_format) if key in keys]
@@ -89,10 +89,10 @@ def cut_batch(
 
 
 def _find_points(parts: Mapping[str, Any], start: int, stop: int) -> slice:
-    """Return the points of some samples among those of all.
+    """Return the range of the points of some samples among all points.
 
     Raises:
-        ConfigError: Nothing says whose the points are.
+        ConfigError: The batch does not tell which points belong to which sample.
     """
     if COUNT in parts:
         # Number of the first point of each sample, and the end of the last.
@@ -100,7 +100,7 @@ def _find_points(parts: Mapping[str, Any], start: int, stop: int) -> slice:
         stop = min(stop, len(ends) - 1)
         return slice(int(ends[min(start, stop)]), int(ends[stop]))
     if "coords" in parts:
-        # Points lie row by row, so bisection finds those of some rows.
+        # Points are sorted by row, so bisection finds those of some rows.
         rows = parts["coords"][:, 0].contiguous()
         edges = torch.tensor((start, stop), dtype=rows.dtype, device=rows.device)
         first, last = torch.searchsorted(rows, edges)
@@ -118,7 +118,7 @@ def _cut(part: Any, name: str, start: int, stop: int, points: slice) -> Any:  # 
         return part[start:stop]
     if name != "coords":
         return part[points]
-    # Column 0 is the row in the batch, which begins anew.
+    # Column 0 is the row in the batch, which starts at 0 again.
     return part[points] - torch.tensor((start, 0, 0, 0), dtype=part.dtype, device=part.device)
 
 
@@ -162,22 +162,22 @@ class CTDataModule(BaseDataModule[CTDataset]):
     ``epoch``           [B] int64           epoch the sample was drawn for
     ==================  ==================  =======================================================
 
-    Workers scale values, because they touch occupied voxels only; the device would scale whole
-    windows. Distances are those from a voxel's center to the nearest one of the other kind,
-    negative in the occupied set.
+    Workers scale the values, because they touch occupied voxels only; the device would scale whole
+    windows. Distances are measured from a voxel's center to the nearest center of the other kind,
+    and are negative in the occupied set.
 
     Args, beside those of `CTSource` and `BaseDataModule`:
         sample: `points` or `windows`.
-        window: Name of a window of `lit_data.wings.volumes.files.hounsfield.WINDOWS`, or (center, width) in
-            HU.
-        max_points: Of volumes with more points, this many are drawn in each epoch, see
+        window: Name of a window of `lit_data.wings.volumes.files.hounsfield.WINDOWS`, or (center,
+            width) in HU.
+        max_points: Number of points drawn in each epoch from volumes with more, see
             `choose_points`; `None` takes all.
-        sdf: Largest signed distance in mm, `exact` for no limit; `None` leaves distances out.
+        sdf: Largest signed distance in mm, `exact` for no limit; `None` for no distances.
         windows: Size and places of windows.
         classes: Names of the labels 1, 2, ... of windows that are to be segmented. Volumes without
-            labels are then left out of training and scores, and other labels are bad, as are those
-            whose affine is not that of their volume.
-        augment: Changes windows of training, see `VolumeAugment`.
+            labels are then skipped in training and scores. Other labels are bad, and so are labels
+            whose affine differs from that of their volume.
+        augment: Augmentation of training windows, see `VolumeAugment`.
 
     Raises:
         ConfigError: An option is out of its range.
@@ -247,7 +247,7 @@ class CTDataModule(BaseDataModule[CTDataset]):
     def prepare_data(self) -> None:
         super().prepare_data()
         distances = self._distances()
-        # Of volumes that are fetched they are measured when they are needed.
+        # Distances of fetched volumes are measured on demand.
         if distances is not None and not self.volumes.bank.fetches:
             distances.prepare()
         dense = self._dense()
@@ -255,7 +255,7 @@ class CTDataModule(BaseDataModule[CTDataset]):
             dense.prepare()
 
     def build_dataset(self, stage: Stage) -> CTDataset:
-        """Build the dataset of a stage: its volumes, or windows of them; all to predict."""
+        """Build the dataset of a stage: its volumes, or windows of them; all volumes for ``predict``."""
         if self.sample == "points":
             points = PointRows(
                 self.volumes.bank,
@@ -285,13 +285,13 @@ class CTDataModule(BaseDataModule[CTDataset]):
         return CTDataset(windows)
 
     def overlap_windows(self, overlap: int | None) -> None:
-        """Let the windows of the grid share voxels; all are kept, also empty ones.
+        """Let neighboring windows of the grid overlap, and keep all windows, even empty ones.
 
         Args:
-            overlap: Voxels that neighbors share along each axis; None: half a window.
+            overlap: Voxels that neighbors share along each axis; None for half a window.
 
         Raises:
-            ConfigError: It is as large as a window.
+            ConfigError: The overlap is as large as a window.
         """
         sides = self.windows.sides
         shared = [side // 2 if overlap is None else overlap for side in sides]
@@ -304,7 +304,7 @@ class CTDataModule(BaseDataModule[CTDataset]):
         self._datasets.pop("predict", None)
 
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
-        """Name the files, and draw the numbers of the augmentation."""
+        """Add the paths, and draw the random numbers of the augmentation."""
         paths = [self.volumes.bank.name(number) for number in batch["volume_index"].tolist()]
         planned: PlannedBatch = keep_one_count(batch) | {"path": paths}
         if self.augment is not None and stage == "train":
@@ -314,21 +314,21 @@ class CTDataModule(BaseDataModule[CTDataset]):
         return planned
 
     def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
-        """Widen labels, which travel in four bytes, and augment windows of training."""
+        """Widen labels, which are transferred as four bytes, and augment training windows."""
         draws = batch.pop(DRAWS, None)
         if self.augment is not None and draws is not None:
             batch = batch | self.augment(batch, draws)
         return widen_labels(batch)
 
     def slice_batch(self, batch: Any, start: int, stop: int) -> Any:  # noqa: ANN401 - the user's format
-        """Cut some samples out of a batch in the format of this datamodule."""
+        """Return some samples of a batch in the format of this datamodule."""
         if not names_parts(batch, self.batch_format):
             return slice_batch(batch, start, stop, count_samples(batch))
         return cut_batch(batch, self.batch_format, self.sample_keys, start, stop)
 
     @property
     def sample_keys(self) -> Sequence[str]:
-        """Keys of `batch_keys` that batches have, as the options and the dataset are."""
+        """Keys of `batch_keys` that batches have with the current options and dataset."""
         fields = {*self.dataset("predict").fields, "path"}
         keys = []
         for key in self.batch_keys:
@@ -338,12 +338,12 @@ class CTDataModule(BaseDataModule[CTDataset]):
 
     @override
     def verify_sources(self) -> list[str]:
-        """Return a line for each volume whose index is not what it was when it was made."""
+        """Return a line for each volume whose index is damaged or does not match its files."""
         return self.source.verify(self.volumes)
 
     @override
     def describe(self) -> dict[str, Any]:
-        """Return numbers about the opened dataset: volumes, points, bytes of volumes and index."""
+        """Return facts about the opened dataset: numbers of volumes and points, bytes of volumes and index."""
         return self.volumes.describe()
 
     def _distances(self) -> PointDistances | None:
@@ -353,7 +353,7 @@ class CTDataModule(BaseDataModule[CTDataset]):
         return PointDistances(self.volumes.bank, folder, self.most_mm)
 
     def _dense(self) -> DenseVolumes | None:
-        """Return the dense copies that windows with classes are cut of; None where there are none."""
+        """Return the dense copies that windows with classes are cut from; None if there are none."""
         bank = self.volumes.bank
         if not self.classes or not isinstance(bank, SparseStore):
             return None

@@ -21,36 +21,36 @@ _NUMBERS: Mapping[str, FieldSpec] = {
 
 
 class CTDataset:
-    """Volumes of one split, map-style; writes many samples at once and reads no dense volume.
+    """Map-style volumes of one split; writes many samples at once and reads no dense volume.
 
-    A sample is a dict. For points (`PointRows`) it holds:
+    A sample is a dict. For points (`PointRows`) it contains:
 
-    - ``coords`` [n, 4] int32: (0, z, y, x) of the points; in a batch they lie flat, and the first
+    - ``coords`` [n, 4] int32: (0, z, y, x) of the points; a batch has one flat array, whose first
       column is the row;
-    - ``feats`` [n, C] float32: value in 0..1, and, if asked for, the signed distance in mm;
-    - ``label`` [n, 1] int32, in datasets with labels: 0 for none, -1 throughout a volume that has no
+    - ``feats`` [n, C] float32: value in 0..1, and, on request, the signed distance in mm;
+    - ``label`` [n, 1] int32, in datasets with labels: 0 for none, -1 throughout a volume without
       labels;
-    - ``occupied_total`` int64: occupied voxels of the volume, of which the points may be a subset.
+    - ``occupied_total`` int64: number of occupied voxels of the volume; the points may be a subset.
 
     For windows (`WindowRows`):
 
-    - ``image`` [1, D, H, W] float32 in 0..1, 0 where nothing is occupied;
+    - ``image`` [1, D, H, W] float32 in 0..1, 0 for voxels that are not occupied;
     - ``occupied`` [1, D, H, W] bool;
-    - ``sdf`` [1, D, H, W] float32 mm, if asked for;
+    - ``sdf`` [1, D, H, W] float32 mm, on request;
     - ``mask`` [1, D, H, W] int32, in datasets with labels, as for points;
     - ``position`` [3] int64: (z, y, x) of the first voxel.
 
     And for both:
 
-    - ``index`` int64: number of the sample among those of *all* splits, of which its random stream
-      is made;
+    - ``index`` int64: number of the sample among those of *all* splits, which seeds its random
+      stream;
     - ``volume_index`` int64: number of the volume in the bank;
     - ``shape`` [3] int64: (z, y, x) of the volume;
     - ``spacing`` [3] float32: (z, y, x) mm;
     - ``epoch`` int64: the epoch it was read for.
 
     Args:
-        rows: What a sample is.
+        rows: Writer of the samples, as points or as windows.
     """
 
     def __init__(self, rows: PointRows | WindowRows) -> None:
@@ -59,7 +59,7 @@ class CTDataset:
         self.fields: Mapping[str, FieldSpec] = {**rows.fields, **_NUMBERS}
 
     def set_epoch(self, epoch: int) -> None:
-        """Read samples of this epoch by `__getitem__` from now on."""
+        """Set the epoch of samples that `__getitem__` reads."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -73,9 +73,9 @@ class CTDataset:
 
         Args:
             rows: For each key of `fields` an array [M, ...], and the number of items of each ragged
-                one.
+                array.
             indices: [M] sample numbers in this split.
-            epoch: The epoch they are read for.
+            epoch: Epoch of the samples.
         """
         rows["epoch"][:] = epoch
         self.rows.place(rows, indices, epoch)
@@ -84,7 +84,7 @@ class CTDataset:
             rows["shape"][row], rows["spacing"][row] = volume.shape, volume.spacing_mm
 
     def find_lack(self) -> str:
-        """Return what scores are made of, where no volume that is here has a labeled voxel."""
+        """Return ``labeled voxels`` if no local volume has one, so that scores lack them; otherwise an empty string."""
         rows = self.rows
         if not isinstance(rows, WindowRows) or not rows.has_labels or self.fetches:
             return ""
@@ -94,17 +94,17 @@ class CTDataset:
 
     @property
     def fetches(self) -> bool:
-        """True if the volumes come from elsewhere when they are needed."""
+        """True if volumes are fetched on demand."""
         return self.rows.bank.fetches
 
     @property
     def needs_windows(self) -> bool:
-        """True if many samples share a volume, and the volumes have no room here all at once."""
+        """True if many samples share a volume, and the volumes do not fit here all at once."""
         return isinstance(self.rows, WindowRows) and not self.rows.bank.fits
 
     @property
     def runs(self) -> SampleRuns | None:
-        """Samples of each volume, for an order by windows; None where the volumes are here."""
+        """Samples of each volume, for an order by windows; None if the volumes are local."""
         bank = self.rows.bank
         if not bank.fetches:
             return None
@@ -116,17 +116,17 @@ class CTDataset:
         return SampleRuns(ends, nbytes, most_bytes=bank.window_bytes)
 
     def look_ahead(self, indices: Callable[[], Ints], epoch: int) -> LookAhead | None:
-        """Begin to fetch the volumes that samples of an epoch need.
+        """Start fetching the volumes that samples of an epoch need.
 
         Args:
             indices: Returns the samples, in their order.
-            epoch: The epoch they are read for.
+            epoch: Epoch of the samples.
 
         Returns:
-            None where the volumes are here.
+            None if the volumes are local.
         """
         if not self.fetches:
-            return None  # the order, which is long, is not asked for
+            return None  # the order, which is long, is not computed
         return self.rows.bank.look_ahead(self.rows.volumes_of(indices()))
 
     def describe_sample(self, index: int) -> str:
@@ -134,11 +134,11 @@ class CTDataset:
         return self.rows.describe(index)
 
     def check_sources(self) -> None:
-        """Look for a file of the index that was cut short while it was read; cheap.
+        """Check cheaply whether a file of the index was truncated while it was read.
 
-        It is asked after a worker was killed.
+        It is called after a worker was killed.
 
         Raises:
-            StoreCorruptError: One was.
+            StoreCorruptError: A file was truncated.
         """
         self.rows.bank.check_size()

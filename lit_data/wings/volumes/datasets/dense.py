@@ -1,4 +1,4 @@
-"""Dense copies of sparse volumes, of which a window is a slice."""
+"""Dense copies of sparse volumes, from which windows are cut as slices."""
 
 import math
 from collections.abc import Mapping
@@ -25,9 +25,10 @@ class DenseVolume(NamedTuple):
     """All voxels of a volume, mapped read-only.
 
     Attributes:
-        values: [Z, Y, X] int16 or float32 Hounsfield units; `empty` where nothing is occupied.
-        labels: [Z, Y, X]; None in a volume that has no labels.
-        empty: Below all that is occupied.
+        values: [Z, Y, X] int16 or float32 Hounsfield units; `empty` for voxels that are not
+            occupied.
+        labels: [Z, Y, X]; None in a volume without labels.
+        empty: Value below all occupied ones.
     """
 
     values: Array
@@ -41,14 +42,16 @@ class DenseVolume(NamedTuple):
 
 
 class DenseVolumes:
-    """Dense volumes by number, written once each beside the sparse store.
+    """Numbered dense volumes, each written once beside the sparse store.
 
-    A window of a sparse volume takes a search in each of its lines; of a dense one it is a slice.
+    A window of a sparse volume takes a search in each of its lines; a window of a dense one is a
+    slice.
 
     Args:
         bank: The sparse volumes.
-        folder: Where the dense ones are kept.
-        empty_hu: Written where nothing is occupied; lower where occupied voxels are.
+        folder: Folder of the dense volumes.
+        empty_hu: Value of voxels that are not occupied; a lower one is used if occupied voxels are
+            as low.
     """
 
     def __init__(self, bank: SparseStore, folder: Path, empty_hu: float) -> None:
@@ -58,11 +61,11 @@ class DenseVolumes:
         self._mapped: LruCache[int, DenseVolume] = LruCache(max_items=MAX_OPEN)
 
     def __getitem__(self, number: int) -> DenseVolume:
-        """Map a volume, which is written first if it is not there."""
+        """Map a volume, after writing it if it does not exist."""
         return self._mapped.get_or_load(number, lambda: self._open(number))
 
     def prepare(self) -> None:
-        """Write all volumes that are not there.
+        """Write all volumes that do not exist.
 
         Raises:
             StoreError: The folder cannot be written.
@@ -85,17 +88,17 @@ class DenseVolumes:
 
 
 def choose_empty(volume: SparseVolume, empty_hu: float) -> float:
-    """Return the whole number of Hounsfield units that stands where nothing is occupied.
+    """Return a whole number of Hounsfield units for voxels that are not occupied.
 
     Args:
-        volume: Its occupied voxels lie above.
-        empty_hu: As low at least.
+        volume: Volume whose occupied voxels are all above that number.
+        empty_hu: Upper limit of the number.
     """
     return float(max(math.floor(min(empty_hu, volume.low_hu)), _LEAST_INT16))
 
 
 def shape_dense(arrays: Mapping[str, Array], volume: SparseVolume, empty: float) -> DenseVolume:
-    """Return the dense volume of the flat arrays of `fill_dense`."""
+    """Make a dense volume of the flat arrays of `fill_dense`."""
     values = arrays["values"].reshape(volume.shape)
     labels = arrays.get("labels")
     if labels is not None:
@@ -105,7 +108,7 @@ def shape_dense(arrays: Mapping[str, Array], volume: SparseVolume, empty: float)
 
 def fill_dense(volume: SparseVolume, empty: float) -> dict[str, Array]:
     """Return the flat arrays of a dense volume: its values, and its labels if it has any."""
-    # Values of masks are uint8, in which nothing lies below them.
+    # Values of masks are uint8, which has nothing below them.
     dtype = np.result_type(volume.values.dtype, np.int16)
     values: NDArray[np.generic] = np.full(math.prod(volume.shape), empty, dtype)
     values[volume.positions] = volume.values

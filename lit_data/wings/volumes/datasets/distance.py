@@ -31,12 +31,12 @@ FORMAT_VERSION = 3  # raise it with every change of a distance
 def measure_signed(occupied: Mask, spacing_mm: Spacing, most_mm: float) -> Distances:
     """Measure the distance of each voxel to the nearest one of the other kind, negative inside.
 
-    It is that from center to center. What lies outside the array counts as neither kind.
+    Distances are measured from center to center. Voxels outside the array count as neither kind.
 
     Args:
         occupied: [Z, Y, X].
         spacing_mm: (z, y, x) between voxel centers.
-        most_mm: Larger distances are cut to this.
+        most_mm: Upper limit; larger distances are clipped to it.
 
     Returns:
         [Z, Y, X] float32 mm.
@@ -59,7 +59,7 @@ def measure_depth(occupied: Mask, spacing_mm: Spacing, most_mm: float) -> Distan
     inside = np.ascontiguousarray(occupied[box])
     if inside.size:
         inside_mm = transform(inside, anisotropy=spacing_mm, black_border=False)
-        # The distance is infinite where nothing is free.
+        # The distance is infinite if no voxel is free.
         np.minimum(inside_mm, np.float32(most_mm), out=inside_mm)
         if inside.shape == occupied.shape:
             return inside_mm  # without a copy, which takes four bytes a voxel
@@ -73,14 +73,14 @@ def measure_points(
     spacing_mm: Spacing,
     most_mm: float | None,
 ) -> Distances:
-    """Measure the signed distance of occupied voxels, slab by slab along z where it is truncated.
+    """Measure the signed distance of occupied voxels, slab by slab along z if there is a limit.
 
     Args:
         positions: [N] flat positions in C order, ascending.
         shape: (Z, Y, X) of the volume.
         spacing_mm: (z, y, x) between voxel centers.
-        most_mm: Larger distances are cut to this; none measures all of them, over the whole volume
-            at once.
+        most_mm: Upper limit; larger distances are clipped to it. None measures all of them, over
+            the whole volume at once.
 
     Returns:
         [N] float32 mm, none of them positive.
@@ -90,7 +90,7 @@ def measure_points(
     limit_mm, (margin, _, _) = read_limit(shape, spacing_mm, most_mm)
     step = depth
     if most_mm is not None:
-        # At least half of what is measured is used, also where the limit is many slices.
+        # At least half of the measured slices are used, even if the limit spans many slices.
         step = max(1, 2 * margin, SLAB_VOXELS // area - 2 * margin)
     distances_mm = np.empty(len(positions), np.float32)
     for top in range(0, depth, step):
@@ -98,7 +98,7 @@ def measure_points(
         rows = _find_rows(positions, top * area, bottom * area)
         if rows.start == rows.stop:
             continue
-        # The slab has the slices around these too, on which the distances depend.
+        # The slab also has the slices around these, because the distances depend on them.
         first, end = max(0, top - margin), min(depth, bottom + margin)
         slab = empty_box((end - first, height, width))
         slab_rows = _find_rows(positions, first * area, end * area)
@@ -109,10 +109,10 @@ def measure_points(
 
 
 def empty_box(shape: Sequence[int]) -> Mask:
-    """Return a box of free voxels whose distances are to be measured.
+    """Return a box of free voxels, for measuring distances in it.
 
     Raises:
-        ConfigError: The machine has no memory for them.
+        ConfigError: The machine does not have enough memory for the distances.
     """
     need_bytes = _VOXEL_BYTES * math.prod(shape)
     if need_bytes > psutil.virtual_memory().total:
@@ -126,22 +126,22 @@ def empty_box(shape: Sequence[int]) -> Mask:
 
 def _find_rows(positions: NDArray[np.signedinteger], begin: int, end: int) -> slice:
     """Return the rows of the positions from ``begin`` up to ``end``."""
-    # Edges of another dtype than the positions would make a copy of all of them.
+    # Edges of another dtype than the positions would copy all of them.
     edges = np.array([begin, end], positions.dtype)
     first, last = np.searchsorted(positions, edges).tolist()
     return slice(first, last)
 
 
 def read_limit(shape: Triple, spacing_mm: Spacing, most_mm: float | None) -> tuple[float, Triple]:
-    """Return the largest distance, and the voxels around a region that distances depend on.
+    """Return the largest distance, and the voxels around a region that its distances depend on.
 
     Args:
         shape: (z, y, x) of the volume.
         spacing_mm: (z, y, x) between voxel centers.
-        most_mm: Larger distances are cut to this; None cuts none.
+        most_mm: Upper limit of distances; None for no limit.
 
     Returns:
-        mm, and (z, y, x) voxels.
+        Distance in mm, and (z, y, x) voxels.
     """
     if most_mm is None:
         return math.dist((0.0, 0.0, 0.0), np.multiply(shape, spacing_mm).tolist()), shape
@@ -155,9 +155,9 @@ def read_limit(shape: Triple, spacing_mm: Spacing, most_mm: float | None) -> tup
 
 
 def find_box(occupied: Mask) -> tuple[slice, ...]:
-    """Return the box around the occupied voxels, and one voxel more on each side.
+    """Return the box around the occupied voxels, with a margin of one voxel on each side.
 
-    No free voxel outside of it is the nearest one of any.
+    No free voxel outside of it is the nearest one of any occupied voxel.
     """
     box = []
     for other_axes in ((1, 2), (0, 2), (0, 1)):
@@ -169,7 +169,7 @@ def find_box(occupied: Mask) -> tuple[slice, ...]:
 
 
 def _import_transform() -> Callable[..., Distances]:
-    """Import the exact transform, by parabolas along one axis after the other.
+    """Import the exact transform, which fits parabolas along one axis after the other.
 
     It takes a tenth of the time and a fifth of the memory of scipy's.
 
@@ -189,13 +189,13 @@ def _import_transform() -> Callable[..., Distances]:
 class PointDistances:
     """Distances by number: `distances[i]` are those of volume i of a bank, measured once.
 
-    A folder is named by what the distances depend on, so it is never out of date, and is renamed
-    when it is complete, so several processes may measure the same volume.
+    A folder's name encodes everything its distances depend on, so it is never out of date. It is
+    renamed when it is complete, so several processes may measure the same volume.
 
     Args:
         bank: The volumes.
-        folder: Where distances are kept.
-        most_mm: Larger distances are cut to this; none keeps all.
+        folder: Folder of the distances.
+        most_mm: Upper limit; larger distances are clipped to it. None for no limit.
     """
 
     def __init__(self, bank: VolumeBank, folder: Path, most_mm: float | None) -> None:
@@ -207,7 +207,7 @@ class PointDistances:
         return self._mapped.get_or_load(number, lambda: self._open(self.bank[number]))
 
     def prepare(self, *, progress: bool = True) -> None:
-        """Measure what is not measured yet.
+        """Measure the distances that have not been measured yet.
 
         Raises:
             StoreError: The folder cannot be written.

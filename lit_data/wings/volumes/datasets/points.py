@@ -39,26 +39,26 @@ _MOST_WINDOWS = 2**26  # of a grid, whose numbers are listed
 _CHUNK = 2**16  # voxels at once, which stay in the cache of a core
 
 UNLABELLED = -1
-"""Label of every voxel of a volume that has no labels, in a set where others have them."""
+"""Label of all voxels of a volume without labels, in a dataset where others have labels."""
 
 
 def choose_points(count: int, most: int, *, seed: int, epoch: int, index: int) -> Ints | None:
-    """Choose some of `count` voxels, each equally likely, no voxel twice, in ascending order.
+    """Choose some of `count` voxels, each with equal probability, none twice, in ascending order.
 
-    The voxels lie on a ring that is turned by a random number of places and cut into `most` arcs of
-    equal length; each arc gives one voxel. The turn makes every voxel equally likely; the arcs
-    spread the subset over the whole volume, which a plain draw does not. Random numbers are those
-    of the sample's stream `Stream.POINTS` in its epoch.
+    The voxels form a ring that is rotated by a random number of places and cut into `most` arcs of
+    equal length; each arc gives one voxel. The rotation makes all voxels equally likely; the arcs
+    spread the subset over the whole volume, which a plain draw does not. Random numbers come from
+    the sample's stream `Stream.POINTS` in its epoch.
 
     Args:
-        count: Voxels there are.
-        most: Voxels to choose.
+        count: Number of voxels.
+        most: Number of voxels to choose.
         seed: 0 <= seed < 2**64.
         epoch: 0 <= epoch < 2**32.
         index: Number of the sample.
 
     Returns:
-        [most] numbers of voxels; none where there are not more than that, so that all are taken.
+        [most] numbers of voxels; None if there are no more than that, so that all are taken.
     """
     if count <= most:
         return None
@@ -69,18 +69,18 @@ def choose_points(count: int, most: int, *, seed: int, epoch: int, index: int) -
     edges = np.arange(most + 1, dtype=np.uint64) * np.uint64(count) // np.uint64(most)
     places = edges[:-1] + (words[2:] * np.diff(edges) >> _WORD_BITS)
     places = places.astype(np.int64)
-    # From here on the turn leads past the end of the ring, to the smallest numbers.
+    # From here on, the rotation passes the end of the ring and continues at the smallest numbers.
     first = int(np.searchsorted(places, count - turn))
     return np.concatenate((places[first:] + (turn - count), places[:first] + turn))
 
 
 def write_coordinates(positions: NDArray[np.signedinteger], shape: Triple, out: Array) -> None:
-    """Turn flat positions into coordinates, straight into the rows of a batch.
+    """Convert flat positions to coordinates, directly in the rows of a batch.
 
     Args:
         positions: [N] int32 or int64, in C order.
         shape: (Z, Y, X) of the volume.
-        out: [N, 4] int32, contiguous, written: (0, z, y, x).
+        out: [N, 4] int32, contiguous; set to (0, z, y, x).
     """
     import cv2
 
@@ -90,7 +90,7 @@ def write_coordinates(positions: NDArray[np.signedinteger], shape: Triple, out: 
         flat = positions[begin : begin + _CHUNK]
         target = out[begin : begin + _CHUNK]
         _, z, y, x, product = planes[:, : len(flat)]
-        # Divisions by hand: np.divmod is slower, and new arrays would leave the cache.
+        # Manual divisions: np.divmod is slower, and new arrays would leave the cache.
         np.floor_divide(flat, width, out=y)
         np.multiply(y, width, out=product)
         np.subtract(flat, product, out=x)
@@ -103,12 +103,12 @@ def write_coordinates(positions: NDArray[np.signedinteger], shape: Triple, out: 
 
 
 def write_values(values: Array, window: Window, out: Array) -> None:
-    """Scale values to 0..1 as `Window.scale` does, straight into the rows of a batch.
+    """Scale values to 0..1 as `Window.scale` does, directly into the rows of a batch.
 
     Args:
         values: [N] Hounsfield units.
-        window: What 0 and 1 are.
-        out: [N] float32, written.
+        window: Window whose edges become 0 and 1.
+        out: [N] float32; written.
     """
     low_hu, width_hu = np.float32(window.low_hu), np.float32(window.width_hu)
     for begin in range(0, len(values), _CHUNK):
@@ -121,12 +121,12 @@ def write_values(values: Array, window: Window, out: Array) -> None:
 
 
 def write_box(values: Array, window: Window, out: Array) -> None:
-    """Do what `write_values` does for a box of voxels.
+    """Scale a box of voxels as `write_values` does.
 
     Args:
-        values: [D, H, W] Hounsfield units, of which lines may lie apart.
-        window: What 0 and 1 are.
-        out: [D, H, W] float32, written.
+        values: [D, H, W] Hounsfield units; lines need not be contiguous.
+        window: Window whose edges become 0 and 1.
+        out: [D, H, W] float32; written.
     """
     low_hu, width_hu = np.float32(window.low_hu), np.float32(window.width_hu)
     step = max(1, _CHUNK // max(1, values[0].size))
@@ -140,7 +140,7 @@ def write_box(values: Array, window: Window, out: Array) -> None:
 
 
 def clear_outside(out: Array, shape: Sequence[int]) -> None:
-    """Write 0 to the voxels of a box [D, H, W] that lie behind a smaller one, at its first voxel."""
+    """Set the voxels of a box [D, H, W] to 0 outside a smaller box at its first voxel."""
     depth, height, width = shape
     out[depth:] = 0
     out[:depth, height:] = 0
@@ -157,10 +157,10 @@ class PointRows:
         bank: The volumes of all splits.
         volumes: [S] numbers of this split's volumes.
         window: Scales values to 0..1.
-        most: Room for points; of volumes with more, this many are drawn.
-        has_labels: Write labels.
-        distances: Signed distances of the points, or none.
-        seed: Of every draw.
+        most: Maximum number of points; this many are drawn from volumes with more.
+        has_labels: True to write labels.
+        distances: Signed distances of the points, or None.
+        seed: Seed of all random numbers.
     """
 
     bank: VolumeBank
@@ -176,7 +176,7 @@ class PointRows:
 
     @property
     def fields(self) -> dict[str, FieldSpec]:
-        """Fields that `write` fills beside the number of the sample."""
+        """Fields that `write` fills, in addition to the number of the sample."""
         columns = 1 if self.distances is None else 2
         fields = {
             "coords": FieldSpec((4,), "int32", max_items=self.most, row_column=True),
@@ -188,15 +188,15 @@ class PointRows:
         return fields
 
     def volumes_of(self, numbers: Ints) -> Ints:
-        """[n] volume of each of some samples."""
+        """Return the volume of each sample: [n]."""
         return self.volumes[numbers]
 
     def place(self, rows: Mapping[str, Array], numbers: Ints, epoch: int) -> None:
-        """Write the number among all splits of some samples, and that of their volumes: the same."""
+        """Write the numbers of samples among those of all splits, which are also those of their volumes."""
         rows["index"][:] = rows["volume_index"][:] = self.volumes_of(numbers)
 
     def write(self, rows: Mapping[str, Array], row: int, epoch: int) -> SparseVolume:
-        """Write one sample and give the volume that it is of."""
+        """Write one sample, and return its volume."""
         number = int(rows["volume_index"][row])
         volume = self.bank[number]
         chosen = choose_points(len(volume), self.most, seed=self.seed, epoch=epoch, index=number)
@@ -209,7 +209,7 @@ class PointRows:
         if self.distances is not None:
             feats[:, 1] = _take(self.distances[number], chosen)
         if self.has_labels:
-            # Losses leave out what is -1.
+            # Losses skip voxels with -1.
             labels = UNLABELLED if volume.labels is None else _take(volume.labels, chosen)
             rows["label"][row, :count, 0] = labels
             rows["label" + COUNT_SUFFIX][row] = count
@@ -224,19 +224,20 @@ class PointRows:
 
 
 class WindowRows:
-    """Writes dense windows of volumes: those of a grid, or, for training, ones at drawn places.
+    """Writes dense windows of volumes: those of a grid, or, for training, ones at random places.
 
     Args:
         bank: The volumes of all splits.
         volumes: [S] numbers of this split's volumes.
         window: Scales values to 0..1; voxels that are not occupied are 0.
         spec: Size of the windows and how they are placed.
-        draws: Place windows at random, where the spec says so.
-        has_labels: Write labels.
-        sdf: Write signed distances.
-        most_mm: Largest distance; none has no limit, and measures each over its whole volume.
-        seed: Of every draw.
-        dense: Dense copies of the volumes, of which windows are cut in less time.
+        draws: True to place windows at random.
+        has_labels: True to write labels.
+        sdf: True to write signed distances.
+        most_mm: Largest distance. None for no limit, which measures each window over its whole
+            volume.
+        seed: Seed of all random numbers.
+        dense: Dense copies of the volumes, from which windows are cut faster.
     """
 
     def __init__(
@@ -274,7 +275,7 @@ class WindowRows:
 
     @property
     def fields(self) -> dict[str, FieldSpec]:
-        """Fields that `write` fills beside the number of the sample."""
+        """Fields that `write` fills, in addition to the number of the sample."""
         shape = (1, *self.spec.sides)
         fields = {"image": FieldSpec(shape, "float32"), "occupied": FieldSpec(shape, "bool")}
         if self.sdf:
@@ -285,7 +286,7 @@ class WindowRows:
         return fields
 
     def locate(self, numbers: Ints) -> tuple[Ints, Ints]:
-        """Return the numbers of some samples among those of all splits, and of their volumes."""
+        """Return the numbers of samples among those of all splits, and of their volumes."""
         if not self.draws:
             windows = self._numbers[numbers]
             return windows, self.grid.locate(windows)[0]
@@ -294,24 +295,24 @@ class WindowRows:
         return volumes * self.spec.per_volume + numbers % self.spec.per_volume, volumes
 
     def volumes_of(self, numbers: Ints) -> Ints:
-        """[n] volume of each of some samples."""
+        """Return the volume of each sample: [n]."""
         return self.locate(numbers)[1]
 
     def place(self, rows: Mapping[str, Array], numbers: Ints, epoch: int) -> None:
-        """Write the numbers of some samples, those of their volumes, and where the windows lie."""
+        """Write the numbers of samples and of their volumes, and the positions of the windows."""
         indices, volumes = self.locate(numbers)
         rows["index"][:] = indices
         rows["volume_index"][:] = volumes
         if not self.draws:
             rows["position"][:] = self.grid.locate(indices)[1]
             return
-        # One call for all samples: it takes as long for one.
+        # One call for all samples takes as long as for one.
         words = draw_words(self.seed, indices, epoch)
         for row, volume in enumerate(volumes.tolist()):
             rows["position"][row] = self._draw(self.bank[volume], words[row])
 
     def write(self, rows: Mapping[str, Array], row: int, epoch: int) -> SparseVolume:
-        """Write one sample and give the volume that it is of."""
+        """Write one sample, and return its volume."""
         number = int(rows["volume_index"][row])
         volume = self.bank[number]
         start = rows["position"][row].tolist()
@@ -324,7 +325,7 @@ class WindowRows:
         return volume
 
     def densify(self, number: int) -> DenseVolume:
-        """Return all voxels of a volume: its dense copy, or one in memory where there is none."""
+        """Return all voxels of a volume: its dense copy, or one in memory if it has none."""
         if self.dense is not None:
             return self.dense[number]
         volume = self.bank[number]
@@ -351,7 +352,7 @@ class WindowRows:
     def _write_dense(
         self, rows: Mapping[str, Array], row: int, volume: DenseVolume, start: Sequence[int]
     ) -> None:
-        """Write the same of a dense volume; what reaches past its edge is empty."""
+        """Write a window of a dense volume; voxels past the volume's edge are empty."""
         z, y, x = start
         depth, height, width = self.spec.sides
         box = (slice(z, z + depth), slice(y, y + height), slice(x, x + width))
@@ -373,7 +374,7 @@ class WindowRows:
             rows["mask"][row, 0][inside] = volume.labels[box]
 
     def describe(self, number: int) -> str:
-        """Name a sample by its file, and by its place where that is not drawn."""
+        """Name a sample by its file, and by its place if that is not random."""
         indices, volumes = self.locate(np.array([number]))
         index = int(indices[0])
         name = show_path(self.bank.name(int(volumes[0])))
@@ -390,7 +391,7 @@ class WindowRows:
         return draw_start(volume.shape, self.spec, labelled, words)
 
     def _measure(self, volume: SparseVolume, start: Ints) -> Floats:
-        """Measure the signed distances of a window over all of the volume that they depend on."""
+        """Measure the signed distances of a window over the part of the volume that they depend on."""
         limit_mm, margin = read_limit(volume.shape, volume.spacing_mm, self.most_mm)
         low = np.maximum(start - margin, 0)
         high = np.minimum(start + self.spec.sides + margin, volume.shape)
@@ -400,14 +401,14 @@ class WindowRows:
         depth, height, width = self.spec.sides
         box_mm = measure_signed(box, volume.spacing_mm, limit_mm)
         inside_mm = box_mm[z : z + depth, y : y + height, x : x + width]
-        # Where the window reaches past the volume, the distance is the largest.
+        # Beyond the volume, a window has the largest distance.
         window_mm = np.full(self.spec.sides, limit_mm, np.float32)
         depth, height, width = inside_mm.shape
         window_mm[:depth, :height, :width] = inside_mm
         return window_mm
 
     def _list_windows(self) -> Ints:
-        """Return the grid's windows of this split, without those that hold too little."""
+        """Return the grid's windows of this split, without those that have too few voxels."""
         parts = [np.zeros(0, np.int64)]
         window_count = sum(len(self.grid.windows_of(volume)) for volume in self.volumes.tolist())
         if window_count > _MOST_WINDOWS:
@@ -416,7 +417,7 @@ class WindowRows:
                 f"{_MOST_WINDOWS}: give larger data.windows.size and data.windows.stride"
             )
         for volume in self.volumes.tolist():
-            # Numbers of windows are those of all splits, so a stream does not depend on the split.
+            # Windows are numbered over all splits, so a stream does not depend on the split.
             windows = np.array(self.grid.windows_of(volume))
             if self.spec.min_points:
                 counts = count_inside(

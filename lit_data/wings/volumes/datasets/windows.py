@@ -1,4 +1,4 @@
-"""Dense windows of sparse volumes: where they lie, and which voxels lie in them."""
+"""Dense windows of sparse volumes: their positions, and the voxels in them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,26 +15,26 @@ from lit_data.wings.volumes.files.sparse import LabelIndex, SparseVolume
 
 WindowMode = Literal["sliding", "random"]
 
-_WORDS = 5  # labelled or not, which labelled voxel, z, y, x
+_WORDS = 5  # labeled or not, which labeled voxel, z, y, x
 _WORD_BITS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSpec:
-    """Windows of a volume that are samples: their size and places.
+    """Size and places of the windows that are samples of a volume.
 
     Args:
         size: (z, y, x) voxels of a window, or one number for all three.
         stride: Distance between two sliding windows, like `size`; their size by default.
-        mode: What training sees: `sliding` takes a grid that covers every volume, `random` takes
-            windows at places that are drawn anew in each epoch. The other stages see the grid.
+        mode: Windows for training: `sliding` takes a grid that covers every volume, `random` takes
+            windows at places that are drawn again in each epoch. The other stages use the grid.
         per_volume: Random windows of a volume in an epoch.
-        label_bias: Share of random windows in the middle of which a labeled voxel lies; where the
-            window would reach past an edge of the volume, it is moved inside. Volumes without
-            labels have none of these.
-        balanced: Each class of a volume is in the middle of as many of these, however few voxels it
-            has; else each labeled voxel is as likely.
-        min_points: Sliding windows with fewer occupied voxels are left out.
+        label_bias: Fraction of random windows centered on a labeled voxel; a window that would
+            reach past an edge of the volume is moved inside. Volumes without labels have none of
+            these.
+        balanced: True centers these windows on each class of a volume equally often, however few
+            voxels the class has; otherwise each labeled voxel is equally likely.
+        min_points: Sliding windows with fewer occupied voxels are skipped.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -49,7 +49,7 @@ class WindowSpec:
     min_points: int = 0
 
     def __post_init__(self) -> None:
-        """Check every range, and make sizes three numbers."""
+        """Check every range, and expand sizes to three numbers."""
         stride = self.size if self.stride is None else self.stride
         object.__setattr__(self, "size", _three("size", self.size))
         object.__setattr__(self, "stride", _three("stride", stride))
@@ -78,7 +78,7 @@ def draw_words(seed: int, numbers: Ints, epoch: int) -> list[list[int]]:
         epoch: 0 <= epoch < 2**32.
 
     Returns:
-        For each sample the words of `draw_start`, and that of `choose_labelled` behind them.
+        For each sample the words of `draw_start`, followed by the one of `choose_labelled`.
     """
     words: list[list[int]] = random_words(seed, Stream.POINTS, numbers, epoch, _WORDS + 1).tolist()
     return words
@@ -87,11 +87,12 @@ def draw_words(seed: int, numbers: Ints, epoch: int) -> list[list[int]]:
 def choose_labelled(
     index: LabelIndex, spec: WindowSpec, words: Sequence[int]
 ) -> NDArray[np.signedinteger]:
-    """Choose the labeled voxels that may lie in the middle of a random window.
+    """Choose the labeled voxels that a random window may be centered on.
 
     Args:
         index: Labeled voxels of the volume.
-        spec: All of them, or with `balanced` those of one class, each equally likely.
+        spec: Options; with `balanced`, all voxels of one class, each class equally likely;
+            otherwise all voxels.
         words: See `draw_words`.
 
     Returns:
@@ -112,7 +113,7 @@ class WindowGrid:
     Args:
         shapes: [I, 3] voxels of each volume.
         sides: (z, y, x) voxels of a window.
-        steps: (z, y, x) voxels between two.
+        steps: (z, y, x) voxels between two windows.
     """
 
     def __init__(self, shapes: ArrayLike, sides: Triple, steps: Triple) -> None:
@@ -121,7 +122,7 @@ class WindowGrid:
         self.slack = np.maximum(self.shapes - sides, 0)
         # Rounded up: the last window covers the rest.
         self.counts = -(-self.slack // self.steps) + 1
-        # Number behind the last window of each volume.
+        # Number after the last window of each volume.
         self._ends = np.cumsum(self.counts.prod(1))
 
     def __len__(self) -> int:
@@ -133,7 +134,7 @@ class WindowGrid:
         return range(end - int(self.counts[volume].prod()), end)
 
     def locate(self, numbers: ArrayLike) -> tuple[Ints, Ints]:
-        """Return volume [N] and first voxel [N, 3] (z, y, x) of some windows."""
+        """Return volume [N] and first voxel [N, 3] (z, y, x) of windows."""
         flat = np.asarray(numbers, np.int64)
         volume = np.searchsorted(self._ends, flat, side="right")
         counts = self.counts[volume]
@@ -155,11 +156,11 @@ def draw_start(
 
     Args:
         shape: (Z, Y, X) of the volume.
-        spec: Size of the window, and how often it has a labeled voxel in its middle.
+        spec: Size of the window, and how often it is centered on a labeled voxel.
         labelled: [L] flat positions of the labeled voxels, if there are any.
         words: See `draw_words`.
     """
-    # Whole numbers of Python: arrays of three take longer to make than all of this.
+    # Python integers: arrays of three take longer to make than all of this.
     slack = [max(0, length - side) for length, side in zip(shape, spec.sides, strict=True)]
     is_biased = words[0] * 2.0**-32 < spec.label_bias
     if not is_biased or labelled is None or not len(labelled):
@@ -178,10 +179,10 @@ def draw_start(
 def find_inside(
     volume: SparseVolume, start: Sequence[int], sides: Sequence[int]
 ) -> tuple[Ints, Ints]:
-    """Find the occupied voxels of a window, at the cost of those in its lines alone.
+    """Find the occupied voxels of a window, visiting only those in its lines.
 
     Args:
-        volume: Whose voxels.
+        volume: The volume.
         start: (z, y, x) first voxel of the window.
         sides: (z, y, x) voxels of the window, which may reach past the volume.
 
@@ -199,13 +200,14 @@ def find_inside(
 def count_inside(volume: SparseVolume, starts: Ints, sides: Sequence[int]) -> Ints:
     """Count the occupied voxels of many windows, in one pass over those of the volume.
 
-    The edges of all windows cut the volume into cells, whose voxels lie in the same windows. The
-    cells' counts are summed up along each axis, so that a window is a sum of eight corners.
+    The edges of all windows cut the volume into cells, whose voxels are in the same windows. The
+    cells' counts are summed up along each axis, so that the count of a window is a sum of eight
+    corners.
 
     Args:
-        volume: Whose voxels.
+        volume: The volume.
         starts: [W, 3] (z, y, x) first voxels of the windows.
-        sides: (z, y, x) voxels of each.
+        sides: (z, y, x) voxels of each window.
 
     Returns:
         [W] int64.
@@ -223,7 +225,7 @@ def count_inside(volume: SparseVolume, starts: Ints, sides: Sequence[int]) -> In
         firsts.append(np.searchsorted(cuts, starts[:, axis]))
         lasts.append(np.searchsorted(cuts, stops[:, axis]))
     counts = np.bincount(cell, minlength=int(np.prod(sizes))).reshape(sizes)
-    # sums[z, y, x] counts the voxels of all cells up to and with that one.
+    # sums[z, y, x] counts the voxels of all cells up to and including that one.
     sums = counts.cumsum(0).cumsum(1).cumsum(2)
     (z0, y0, x0), (z1, y1, x1) = firsts, lasts
     below_z1 = sums[z1, y1, x1] - sums[z1, y0, x1] - sums[z1, y1, x0] + sums[z1, y0, x0]

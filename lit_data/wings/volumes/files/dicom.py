@@ -1,4 +1,4 @@
-"""DICOM series: the files of one, their order, and their numbers in Hounsfield units."""
+"""DICOM series: their files, the order of the slices, and their values in Hounsfield units."""
 
 import io
 import logging
@@ -21,20 +21,20 @@ from lit_data.wings.volumes.files.hounsfield import StoredScale
 from lit_data.wings.volumes.files.volume import FileVolume, Volume, import_medical, wrap_array
 
 GAP_TOLERANCE = 0.02
-"""Distances of neighboring slices that differ from the median by a larger share are uneven."""
+"""Distances of neighboring slices that differ from the median by a larger fraction are uneven."""
 MAX_INFLATED_BYTES = 2**28
-"""Of a deflated file; it holds one slice."""
+"""Maximum inflated size of a deflated file, which has one slice."""
 EXTENSIONS = (".dcm", ".dicom", ".ima")
 _GREY = "MONOCHROME"
-_TILT_DEG = 0.5  # from which on slices are shifted by more than rounding
-_READERS = 8  # threads that wait for a disk in the network, or a server
+_TILT_DEG = 0.5  # above which the shift of slices exceeds rounding
+_READERS = 8  # threads that wait for a network disk or a server
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """Facts of one file that stacking needs."""
+    """Facts of one file that are needed to stack the slices."""
 
     path: str
     size: tuple[int, int]
@@ -56,9 +56,9 @@ class _Slice:
 
 
 def is_dicom_name(path: PathText) -> bool:
-    """Return True if a file is DICOM: by its extension, or without one by its preamble.
+    """Return True if a file is DICOM by its extension, or by its preamble if it has none.
 
-    The last number of a name such as ``1.2.840.10008`` is no extension.
+    The last number of a name such as ``1.2.840.10008`` is not an extension.
     """
     path = Path(path)
     extension = path.suffix.lower()
@@ -72,7 +72,7 @@ def is_dicom_name(path: PathText) -> bool:
 
 
 def group_series(paths: Sequence[Path]) -> list[tuple[str, ...]]:
-    """Group files by their SeriesInstanceUID, without those that have no pixels (reports).
+    """Group files by their SeriesInstanceUID, skipping those without pixels (reports).
 
     Args:
         paths: DICOM files of one folder.
@@ -81,7 +81,7 @@ def group_series(paths: Sequence[Path]) -> list[tuple[str, ...]]:
         The files of each series, sorted; the series in the order of their first files.
 
     Raises:
-        DataError: a file cannot be read, or pydicom is not installed.
+        DataError: A file cannot be read, or pydicom is not installed.
     """
     series: defaultdict[str, list[str]] = defaultdict(list)
     ordered_paths = sorted(paths)
@@ -100,16 +100,16 @@ def _find_series(path: Path) -> str | None:
 
 
 def open_dicom(files: Sequence[str], name: str, nan_fill: float | None) -> FileVolume:
-    """Open a series as a volume: slices sorted by their position along the normal of their planes.
+    """Open a series as a volume, with slices sorted by position along the normal of their planes.
 
     Args:
         files: The slices, in any order.
-        name: For messages.
+        name: Name for messages.
         nan_fill: See ``FileVolume``.
 
     Raises:
-        DataError: a file cannot be read; the slices differ in size, spacing or direction; slices
-            are missing, doubled or unevenly spaced; several frames or colors.
+        DataError: A file cannot be read; the slices differ in size, spacing or direction; slices
+            are missing, duplicated or unevenly spaced; a file has several frames or colors.
     """
     slices = sorted(map(_describe, files), key=lambda item: item.height_mm)
     first = slices[0]
@@ -134,17 +134,17 @@ def open_dicom(files: Sequence[str], name: str, nan_fill: float | None) -> FileV
 
 
 def open_segmentation(path: str, volume: Volume) -> Volume:
-    """Open a DICOM segmentation (SEG) as labels on the grid of its volume: numbers of segments.
+    """Open a DICOM segmentation (SEG) as labels on the grid of its volume, numbered by segment.
 
-    Each frame shows one segment in one slice, which its position names. Where segments overlap, the
-    highest number counts.
+    Each frame shows one segment in one slice, given by its position. If segments overlap, the
+    highest number wins.
 
     Args:
         path: The file.
         volume: The series that it was drawn on.
 
     Raises:
-        DataError: It is no binary segmentation, or its frames lie elsewhere than the slices.
+        DataError: The file is not a binary segmentation, or a frame matches no slice.
     """
     with naming(path):
         dataset = _read_dataset(path)
@@ -160,7 +160,7 @@ def open_segmentation(path: str, volume: Volume) -> Volume:
             position_mm = facts.PlanePositionSequence[0].ImagePositionPatient
             # DICOM's own axes are left, posterior, superior.
             corner = to_voxels @ [-position_mm[0], -position_mm[1], position_mm[2], 1]
-            # That of the first pixel, in voxels of the series: (0, 0, number of the slice).
+            # Position of the first pixel, in voxels of the series: (0, 0, number of the slice).
             x, y, z = corner[:3].tolist()
             slice_number = round(z)
             apart = max(abs(x), abs(y), abs(z - slice_number))
@@ -171,13 +171,14 @@ def open_segmentation(path: str, volume: Volume) -> Volume:
                 )
             segment = int(facts.SegmentIdentificationSequence[0].ReferencedSegmentNumber)
             plane = labels[slice_number]
-            # A frame holds 0 and 1; the product is refused where a byte is too small for it.
+            # A frame contains 0 and 1; NumPy refuses the product if the segment does not fit into a
+            # byte.
             np.maximum(plane, frame * np.uint8(segment), out=plane)
     return wrap_array(labels, name=path, spacing_mm=volume.spacing_mm, affine=volume.affine)
 
 
 class _SeriesReader:
-    """Slices in Hounsfield units, since each file has a slope and an intercept of its own."""
+    """Reader of slices in Hounsfield units, because each file has its own slope and intercept."""
 
     def __init__(self, slices: Sequence[_Slice], dtype: "np.dtype[Any]") -> None:
         # Slopes differ between slices of PET, for example, so each is scaled by itself.
@@ -192,7 +193,7 @@ class _SeriesReader:
         return slab
 
     def close(self) -> None:
-        """No file stays open."""
+        """Do nothing, because no file stays open."""
 
 
 def _describe(path: str) -> _Slice:
@@ -209,7 +210,7 @@ def _describe(path: str) -> _Slice:
         missing = [name for name in needed if head.get(name) is None]
         if missing:
             raise DataError(f"without {', '.join(missing)}; such a file is not a slice of a volume")
-        # Distance of rows comes first.
+        # The distance of rows comes first.
         row_mm, column_mm = map(float, head.PixelSpacing)
         orientation = head.get("ImageOrientationPatient") or (1, 0, 0, 0, 1, 0)
         origin_mm = head.get("ImagePositionPatient") or (np.nan, np.nan, np.nan)
@@ -249,7 +250,7 @@ def _find_step(slices: Sequence[_Slice]) -> float:
     """Return the distance of neighboring slices in mm.
 
     Raises:
-        DataError: It is not the same everywhere, or nobody knows it.
+        DataError: The distance varies, or is unknown.
     """
     if len(slices) == 1:
         return abs(slices[0].thickness_mm)
@@ -264,7 +265,7 @@ def _find_step(slices: Sequence[_Slice]) -> float:
     uneven = np.flatnonzero(np.abs(gaps_mm - step_mm) > GAP_TOLERANCE * step_mm)
     if step_mm > 0 and len(uneven) == 0:
         return step_mm
-    # With a step of 0 most slices are doubled, and no gap is a measure for the others.
+    # With a step of 0 most slices are duplicated, and no gap is a reference for the others.
     row = int(np.argmin(gaps_mm)) if step_mm <= 0 else int(uneven[0])
     gap_mm = float(gaps_mm[row])
     if gap_mm < 0.01:
@@ -282,12 +283,12 @@ def _find_step(slices: Sequence[_Slice]) -> float:
 
 
 def _find_shift(slices: Sequence[_Slice], step_mm: float) -> Doubles:
-    """Return how far each slice is shifted against the one before, (x, y, z) mm within its plane.
+    """Return how far each slice is shifted from the one before, (x, y, z) mm within its plane.
 
-    That of a scanner with a tilted gantry goes along the table, not along the normal of the slices.
+    A scanner with a tilted gantry shifts slices along the table instead of along their normal.
 
     Raises:
-        DataError: It is not the same everywhere.
+        DataError: The shift varies.
     """
     origins_mm = np.array([item.origin_mm for item in slices])
     if len(slices) == 1:
@@ -320,7 +321,7 @@ def _note_tilt(folder: str, tilt_deg: float) -> None:
 
 
 def _make_affine(first: _Slice, spacing_mm: Spacing, shift_mm: Doubles) -> Array | None:
-    """Return the affine [4, 4] to right, anterior, superior; None without an origin."""
+    """Return the affine [4, 4] to right, anterior, superior; None if there is no origin."""
     if not np.isfinite(first.origin_mm).all():
         return None
     along_row, along_column = np.array(first.orientation).reshape(2, 3)
@@ -337,16 +338,16 @@ def _make_affine(first: _Slice, spacing_mm: Spacing, shift_mm: Doubles) -> Array
 
 
 class _CheckedReader(io.BufferedReader):
-    """A DICOM file whose rest is checked before it is given.
+    """A DICOM file that checks its remainder before returning it.
 
-    pydicom asks for the whole rest only where that is deflated, and inflates it in one piece.
+    pydicom reads the whole remainder at once only if it is deflated, and inflates it in one piece.
     """
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read, but a rest only if it inflates to no more than a slice can be.
+        """Read; return the remainder only if it does not inflate to more than a slice can have.
 
         Raises:
-            DataError: it inflates to more.
+            DataError: It inflates to more.
         """
         packed = super().read(size)
         if size is None or size < 0:
@@ -386,12 +387,12 @@ def _read_pixels(item: _Slice) -> Array:
     dataset = _read_dataset(item.path)
     try:
         pixels: Array = dataset.pixel_array
-    # These are pydicom's ways to say that it has no decoder.
+    # These are pydicom's errors if it has no decoder.
     except (RuntimeError, NotImplementedError, ImportError) as error:
         syntax = dataset.file_meta.TransferSyntaxUID
         if not syntax.is_compressed:
             raise
-        if str(error).startswith("Unable to decode"):  # by those that are installed
+        if str(error).startswith("Unable to decode"):  # by the installed decoders
             raise DataError(
                 f"damaged: its pixels are not {syntax.name}; export it again"
             ) from error

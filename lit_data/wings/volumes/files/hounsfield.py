@@ -1,4 +1,4 @@
-"""Hounsfield units: windows that show them, and how stored numbers become them."""
+"""Hounsfield units: windows for display, and conversion from stored numbers."""
 
 import math
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from lit_data.core.errors import ConfigError, DataError
 from lit_data.core.types import Array, Floats
 
 EXACT_FLOAT = 2**24
-"""Whole numbers up to this one are exact in float32."""
+"""Largest number up to which all whole numbers are exact in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The Hounsfield units that a picture spreads over its gray levels.
+    """The range of Hounsfield units that a picture maps to its gray levels.
 
     Args:
-        centre_hu: The middle.
-        width_hu: From the lower to the upper edge.
+        centre_hu: Center of the range.
+        width_hu: Distance from the lower to the upper edge.
 
     Raises:
-        ConfigError: not finite, or no width.
+        ConfigError: A number is not finite, or the width is not above 0.
     """
 
     centre_hu: float
@@ -39,7 +39,7 @@ class Window:
 
     @property
     def low_hu(self) -> float:
-        """The lower edge; scaled to 0."""
+        """Lower edge of the window, which is scaled to 0."""
         return self.centre_hu - self.width_hu / 2
 
     def scale(self, values: Array) -> Floats:
@@ -57,19 +57,19 @@ WINDOWS = MappingProxyType(
         "mediastinum": Window(50, 350),
     }
 )
-"""Usual windows by name. The figures are those of https://radiopaedia.org/articles/windowing-ct:
+"""Common windows by name. The figures are those of https://radiopaedia.org/articles/windowing-ct:
 lung W1500 L-600, bone W1800 L400, abdominal soft tissue W400 L50, brain W80 L40, mediastinum W350
 L50."""
 
 
 def read_window(value: object) -> Window:
-    """Make a window of what a configuration holds.
+    """Make a window from a value of a configuration.
 
     Args:
         value: A name of ``WINDOWS``, a pair (center, width), or a window.
 
     Raises:
-        ConfigError: none of these.
+        ConfigError: The value is none of these.
     """
     if isinstance(value, Window):
         return value
@@ -87,20 +87,21 @@ def read_window(value: object) -> Window:
 
 @dataclass(frozen=True, slots=True)
 class StoredScale:
-    """Scale that makes Hounsfield units of stored numbers: ``stored * slope + intercept``.
+    """Conversion of stored numbers to Hounsfield units: ``stored * slope + intercept``.
 
     Args:
         stored: Dtype of the stored numbers: booleans, integers or floats.
         slope: Factor.
-        intercept: Added after it.
-        bits: Bits of an integer that are in use; None for all.
+        intercept: Offset, added after multiplying.
+        bits: Number of bits of an integer in use; None for all.
 
     Attributes:
-        dtype: Of the Hounsfield units: bool and uint8 for unscaled masks and pictures of that
-            dtype, int16 where every stored number stays a whole one in its range, else float32.
+        dtype: Dtype of the Hounsfield units: bool and uint8 for unscaled masks and pictures of that
+            dtype, int16 if every stored number becomes a whole number in its range, otherwise
+            float32.
 
     Raises:
-        DataError: a dtype that cannot hold Hounsfield units.
+        DataError: The dtype cannot hold Hounsfield units.
     """
 
     stored: "np.dtype[Any]"
@@ -131,17 +132,18 @@ class StoredScale:
         is_whole = self.slope == round(self.slope) and self.intercept == round(self.intercept)
         if self.stored.kind == "f" or not is_whole:
             return np.dtype(np.float32)
-        # A negative slope turns the ends around.
+        # A negative slope swaps the ends.
         ends_hu = [end * self.slope + self.intercept for end in self._range()]
         limits = np.iinfo(np.int16)
         fits_int16 = limits.min <= min(ends_hu) and max(ends_hu) <= limits.max
         return np.dtype(np.int16 if fits_int16 else np.float32)
 
     def apply(self, stored: Array) -> Array:
-        """Turn stored numbers into Hounsfield units of ``dtype``, in native byte order.
+        """Convert stored numbers to Hounsfield units of ``dtype``, in native byte order.
 
         Raises:
-            DataError: a number that its file says cannot occur, or one too large for float32.
+            DataError: A number is outside the range that its header states, or too large for
+                float32.
         """
         if self.is_identity and self.dtype == self.stored.newbyteorder("="):
             return stored.astype(self.dtype, copy=False)
@@ -159,10 +161,10 @@ class StoredScale:
     def _apply_float(self, stored: Array) -> Array:
         if self.stored.kind in "iu" and stored.size:
             low, high = int(stored.min()), int(stored.max())
-            # float32 would round them without a word.
+            # float32 would silently round them.
             if max(-low, high) > EXACT_FLOAT:
                 raise DataError(f"values {low} to {high}; these are not Hounsfield units")
-        # The check for NaN and inf that follows names the place.
+        # The check for NaN and infinite voxels that follows gives the place.
         with np.errstate(over="ignore", invalid="ignore"):
             if self.is_identity:
                 return stored.astype(np.float32, copy=False)

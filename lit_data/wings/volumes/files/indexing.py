@@ -1,4 +1,4 @@
-"""From a dense volume to its occupied voxels, slab by slab."""
+"""Indexing of the occupied voxels of a dense volume, slab by slab."""
 
 import json
 import math
@@ -31,7 +31,7 @@ _FORMAT = 1  # raised when the same files and options give other voxels
 
 GROUP = 8
 MAX_SHARE = 0.4
-"""With more groups occupied than this, searching all voxels at once is faster."""
+"""Fraction of occupied groups above which searching all voxels at once is faster."""
 
 T = TypeVar("T")
 
@@ -45,14 +45,14 @@ def value_dtype(volume: Volume) -> "np.dtype[Any]":
 
 
 def find_true(mask: Bools, levels: int = 2) -> NDArray[np.intp]:
-    """Return the places where a flat mask is true, as ``flatnonzero`` does but sooner.
+    """Return the places where a flat mask is true, like ``flatnonzero`` but faster.
 
     Most groups of eight are empty and cost one comparison; only the others are searched voxel by
     voxel.
 
     Args:
         mask: [n].
-        levels: Groups are found by groups of groups, so many times.
+        levels: Number of levels of groups of groups.
 
     Returns:
         [k] ascending.
@@ -74,14 +74,14 @@ def find_true(mask: Bools, levels: int = 2) -> NDArray[np.intp]:
 
 
 class OccupiedFinder:
-    """Compares slabs with a range of Hounsfield units, into a buffer that is used again.
+    """Compares slabs with a range of Hounsfield units, in a reused buffer.
 
-    Whole numbers are compared as such. A mask of booleans needs no comparing: it is the result.
+    Whole numbers are compared as such. A mask of booleans is the result itself.
 
     Args:
-        dtype: Of the slabs: bool, uint8, int16 or float32.
+        dtype: Dtype of the slabs: bool, uint8, int16 or float32.
         low_hu: Voxels above this are occupied ...
-        high_hu: ... up to and with this one; None for no limit.
+        high_hu: ... up to and including this; None for no limit.
     """
 
     def __init__(self, dtype: "np.dtype[Any]", low_hu: float, high_hu: float | None) -> None:
@@ -108,15 +108,15 @@ class OccupiedFinder:
         return find_true(mask)
 
     def take(self, slab: Array, places: NDArray[np.intp]) -> Array:
-        """Return the values at these places; those of a mask as uint8."""
+        """Return the values at these places; uint8 for a mask."""
         if slab.dtype == np.bool_:
             slab = slab.view(np.uint8)
         return slab.take(places)
 
     @staticmethod
     def _compare(operation: np.ufunc, slab: Array, edge: float, out: Bools) -> None:
-        # For whole numbers ``> 2.5`` is ``> 2``: with the edge rounded down both ``>`` and ``<=``
-        # stay right.
+        # For whole numbers ``> 2.5`` is ``> 2``: rounding the edge down keeps both ``>`` and ``<=``
+        # right.
         if slab.dtype.kind == "f":
             operation(slab, np.float32(edge), out=out)
             return
@@ -132,7 +132,7 @@ def read_labels(labels: Volume, begin: int, end: int) -> Array:
     """Read the labels of some slices: [n * y * x] uint8, int16 or int32.
 
     Raises:
-        DataError: not whole numbers of at least 0.
+        DataError: A label is not a whole number of at least 0.
     """
     stored = labels.read(begin, end).reshape(-1)
     dense = stored.astype(np.int32) if stored.dtype.kind == "f" else stored
@@ -151,11 +151,11 @@ def read_labels(labels: Volume, begin: int, end: int) -> Array:
 
 
 class LabelCollector(Generic[T]):
-    """Gathers labeled voxels slab by slab.
+    """Collects labeled voxels slab by slab.
 
     Args:
         shape: (z, y, x) of the volume.
-        keep: Puts the positions of one class in one slab away, and returns how to find them.
+        keep: Stores the positions of one class in one slab, and returns how to find them.
     """
 
     def __init__(self, shape: Triple, keep: Callable[[Array], T]) -> None:
@@ -166,12 +166,12 @@ class LabelCollector(Generic[T]):
 
     @property
     def classes(self) -> NDArray[np.int32]:
-        """[K] int32, the labels that occurred, ascending."""
+        """The labels that occurred, ascending: [K] int32."""
         return np.array(sorted(self._parts), np.int32)
 
     @property
     def starts(self) -> Ints:
-        """[K + 1] int64, where each class begins among ``parts``."""
+        """Start of each class among ``parts``: [K + 1] int64."""
         counts = [self._counts[label] for label in sorted(self._parts)]
         return np.cumsum([0, *counts], dtype=np.int64)
 
@@ -183,7 +183,7 @@ class LabelCollector(Generic[T]):
         return np.dtype(fitting[0])
 
     def add(self, offset: int, dense: Array) -> None:
-        """Take the labels of a slab.
+        """Add the labels of a slab.
 
         Args:
             offset: Flat position of its first voxel.
@@ -193,7 +193,7 @@ class LabelCollector(Generic[T]):
         if not len(places):
             return
         labels = dense.take(places)
-        # Equal labels stay in their order; it takes linear time up to 16 bits.
+        # Stable, so equal labels stay in order; takes linear time up to 16 bits.
         order = np.argsort(labels, kind="stable")
         positions = places.take(order).astype(self._dtype)
         positions += self._dtype.type(offset)
@@ -204,20 +204,20 @@ class LabelCollector(Generic[T]):
             self._counts[label] += len(part)
 
     def parts(self) -> Iterator[T]:
-        """Yield all that was put away: class by class, ascending within each."""
+        """Yield everything that was stored: class by class, ascending within each."""
         for label in sorted(self._parts):
             yield from self._parts[label]
 
 
 def check_labels(labels: NDArray[np.int32], classes: int | None) -> None:
-    """Refuse labels of a volume that no class has.
+    """Refuse labels of a volume that belong to no class.
 
     Args:
-        labels: Those that occur, ascending.
-        classes: Highest label; None takes any.
+        labels: Labels of the volume, ascending.
+        classes: Highest label; None allows any.
 
     Raises:
-        DataError: There are higher ones.
+        DataError: There are higher labels.
     """
     unknown = [] if classes is None else labels[labels > classes].tolist()
     if unknown:
@@ -229,7 +229,7 @@ def check_labels(labels: NDArray[np.int32], classes: int | None) -> None:
 
 
 def join_labels(collector: LabelCollector[Array], shape: Triple) -> LabelIndex:
-    """Make the index of a collector that keeps the labeled voxels in memory."""
+    """Make an index from a collector that keeps the labeled voxels in memory."""
     parts = list(collector.parts())
     positions = np.concatenate(parts) if parts else np.zeros(0, index_dtype(shape))
     return LabelIndex(
@@ -239,18 +239,18 @@ def join_labels(collector: LabelCollector[Array], shape: Triple) -> LabelIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexOptions:
-    """Options that say which voxels are occupied, and how the volume is read.
+    """Options that determine which voxels are occupied, and how the volume is read.
 
     Args:
         low_hu: Voxels above this are occupied ...
-        high_hu: ... up to and with this one; None for no limit.
-        resolution: What the volume is brought to first.
+        high_hu: ... up to and including this; None for no limit.
+        resolution: Size or spacing that the volume is resampled to first.
         nan_fill: Replaces NaN and infinite voxels; None makes them an error.
-        classes: Highest label. Volumes with a higher one are bad, and so are labels that lie
-            elsewhere than their volume; None takes any label.
+        classes: Highest label. Volumes with a higher one are bad, and so are labels whose position
+            differs from that of their volume; None allows any label.
 
     Raises:
-        ConfigError: an option is not allowed.
+        ConfigError: An option is not allowed.
     """
 
     low_hu: float
@@ -265,7 +265,7 @@ class IndexOptions:
             raise ConfigError(f"nan_fill={self.nan_fill!r} must be a finite number")
 
     def fingerprint(self) -> str:
-        """Return all that decides the result, as JSON with sorted keys."""
+        """Return everything that determines the result, as JSON with sorted keys."""
         options = asdict(self)
         if self.classes is None:
             del options["classes"]  # stores of any labels keep their names
@@ -280,7 +280,7 @@ class Slab(NamedTuple):
         counts: [n] int64, occupied voxels of each slice.
         positions: [N] flat positions in the volume.
         values: [N] Hounsfield units.
-        labels: [N] int32 label of each; empty without labels.
+        labels: [N] int32 label of each occupied voxel; empty without labels.
     """
 
     begin: int
@@ -294,10 +294,10 @@ class Slab(NamedTuple):
 def open_with_labels(
     source: VolumeSource, options: IndexOptions
 ) -> Iterator[tuple[Volume, Volume | None]]:
-    """Open a volume and its labels, None without, and close them with the block.
+    """Open a volume and its labels (None without), and close them at the end of the block.
 
     Raises:
-        DataError: the volume or its labels are bad.
+        DataError: The volume or its labels are bad.
     """
     with open_volume(source, nan_fill=options.nan_fill) as volume:
         labels = open_labels(source, volume, aligned=options.classes is not None)
@@ -309,7 +309,7 @@ def index_source(source: VolumeSource, options: IndexOptions) -> SparseVolume:
     """Find the occupied voxels of a file, in memory.
 
     Raises:
-        DataError: the volume or its labels are bad.
+        DataError: The volume or its labels are bad.
     """
     with open_with_labels(source, options) as (volume, labels):
         return index_volume(
@@ -336,15 +336,15 @@ def index_volume(
     Args:
         volume: The dense volume, read once from the first slice to the last.
         low_hu: Voxels above this are occupied ...
-        high_hu: ... up to and with this one; None for no limit.
-        resolution: What the volume is brought to first; None leaves it as it is.
-        labels: Of the same shape as the volume.
-        classes: Highest label; None takes any.
+        high_hu: ... up to and including this; None for no limit.
+        resolution: Size or spacing that the volume is resampled to first; None leaves it as it is.
+        labels: Labels, of the same shape as the volume.
+        classes: Highest label; None allows any.
 
     Raises:
-        ConfigError: the range is empty.
-        DataError: the volume is bad, or its labels have another shape, are not whole numbers or
-            are unknown.
+        ConfigError: The range is empty.
+        DataError: The volume is bad, or its labels have another shape, are not whole numbers or are
+            unknown.
     """
     _check_range(low_hu, high_hu)
     volume, labels = bring_to(resolution or Resolution(), volume, labels, low_hu)
@@ -376,15 +376,15 @@ def index_volume(
 def bring_to(
     resolution: Resolution, volume: Volume, labels: Volume | None, low_hu: float
 ) -> tuple[Volume, Volume | None]:
-    """Bring a volume and its labels to a resolution; voxels added around it are not occupied.
+    """Resample a volume and its labels to a resolution; voxels added around it are not occupied.
 
     Raises:
-        DataError: the labels have another shape.
+        DataError: The labels have another shape.
     """
     if labels is not None:
         check_same_shape(labels, volume)
         labels = resolution.apply(labels, fill=0, nearest=True)
-    # Added voxels are air, or less where even air would be occupied.
+    # Added voxels are air, or lower if even air would be occupied.
     return resolution.apply(volume, fill=math.floor(min(AIR_HU, low_hu))), labels
 
 
@@ -403,10 +403,10 @@ def scan_slabs(
         low_hu: See ``index_volume``.
         high_hu: See ``index_volume``.
         labels: See ``index_volume``.
-        collector: Takes the labeled voxels, also those that are not occupied.
+        collector: Collects the labeled voxels, even those that are not occupied.
 
     Raises:
-        DataError: see ``index_volume``.
+        DataError: See ``index_volume``.
     """
     finder = OccupiedFinder(volume.dtype, low_hu, high_hu)
     plane = volume.shape[1] * volume.shape[2]
@@ -414,7 +414,7 @@ def scan_slabs(
     for begin, end in volume.slabs():
         slab = np.ascontiguousarray(volume.read(begin, end)).reshape(-1)
         places = finder.find(slab)  # within the slab
-        # Where each slice of the slab begins among its occupied voxels.
+        # Start of each slice of the slab among its occupied voxels.
         edges = np.searchsorted(places, np.arange(end - begin + 1) * plane)
         voxel_labels = _NO_LABELS
         if labels is not None and collector is not None:
@@ -428,7 +428,7 @@ def scan_slabs(
 
 
 def is_whole(values: Array) -> bool:
-    """Return True if float values are whole numbers of int16, so that two bytes hold them."""
+    """Return True if float values are whole numbers in the range of int16, so that two bytes are enough."""
     if values.dtype.kind != "f":
         return False
     limits = np.iinfo(np.int16)

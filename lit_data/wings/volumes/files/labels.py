@@ -1,4 +1,4 @@
-"""Labels of volumes, by the names of files and folders: beside a volume, or in a folder such as ``labelsTr``."""
+"""Labels of volumes, matched by names of files and folders: beside a volume, or in a folder such as ``labelsTr``."""
 
 import logging
 import re
@@ -13,14 +13,14 @@ from lit_data.images.pairing import Nouns, Pairing
 log = logging.getLogger(__name__)
 
 StemOf = Callable[[Path], str]
-"""Gives the name of a file without its ending."""
+"""Function that returns the name of a file without its extension."""
 
 _NOUNS = Nouns(
     "labels without a volume of their name", "volumes have their name", "second labels of"
 )
 _WHOLE_STEMS = ("segmentation", "labels", "label", "seg", "mask")
 _CHANNEL = re.compile(r"_(\d{4})$")
-"""Of a case of nnU-Net, whose labels have no such ending."""
+"""Channel number of a case of nnU-Net, which its labels do not have."""
 _SEVERAL = (
     "channel {} of a case with several channels: only one is read, so move the others out of "
     "the folder"
@@ -28,21 +28,21 @@ _SEVERAL = (
 
 
 def say_labels(stem: str) -> bool:
-    """Return True if the name of a file without its ending says that labels are in it."""
+    """Return True if a file's name, without its extension, says that it contains labels."""
     return bool(find_mask_ending(stem) or find_mask_start(stem)) or stem.lower() in _WHOLE_STEMS
 
 
 def pair_labels(
     root: Path, paths: Sequence[Path], stem_of: StemOf, problems: Problems
 ) -> dict[Path, Path | None]:
-    """Return for each volume its labels, if it has any.
+    """Match volumes with labels, which are None if a volume has none.
 
     Args:
-        root: Folder of the set.
+        root: Folder of the dataset.
         paths: Volumes and labels.
         stem_of: See `StemOf`.
-        problems: Takes labels that fit no volume or several, second labels, and volumes of several
-            channels.
+        problems: Collects labels that match no volume or several, second labels, and volumes of
+            several channels.
     """
     folders = {path: _find_label_folder(root, path) for path in paths}
     in_folders = [path for path in paths if folders[path]]
@@ -68,7 +68,7 @@ def pair_labels(
 
 
 def _find_label_folder(root: Path, path: Path) -> Path | None:
-    """Return the outermost folder on the way to a file that says that labels are in it."""
+    """Return the outermost folder on the way to a file whose name says that it contains labels."""
     parts = (name_below(root, path) or "").split("/")[:-1]
     for depth, part in enumerate(parts, 1):
         if is_mask_folder(part):

@@ -1,4 +1,4 @@
-"""Volumes brought to another size or voxel spacing while they are read, slab by slab."""
+"""Volumes resampled to another size or voxel spacing while they are read, slab by slab."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,16 +14,16 @@ from lit_data.wings.volumes.files.volume import Volume
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Size or voxel spacing that volumes are brought to; as they are if nothing is given.
+    """Size or voxel spacing that volumes are resampled to; without either they stay as they are.
 
     Args:
         shape: (z, y, x) voxels, or one number for all three.
         spacing_mm: (z, y, x), or one number for all three.
-        fit: ``resample`` stretches to ``shape``; ``pad_crop`` adds air around the volume or cuts
-            it, about its middle. With ``pad_crop``, ``spacing_mm`` comes first.
+        fit: ``resample`` stretches to ``shape``; ``pad_crop`` adds air around the volume or crops
+            it, about its center. With ``pad_crop``, ``spacing_mm`` comes first.
 
     Raises:
-        ConfigError: a number that is not above 0, or options that contradict each other.
+        ConfigError: A number is not above 0, or options contradict each other.
     """
 
     shape: int | Triple | None = None
@@ -44,21 +44,21 @@ class Resolution:
 
     @property
     def is_original(self) -> bool:
-        """True if volumes are left as they are."""
+        """True if volumes stay as they are."""
         return self.shape is None and self.spacing_mm is None
 
     def apply(self, volume: Volume, *, fill: float, nearest: bool = False) -> Volume:
         """Return the volume at this resolution; closing it closes the volume.
 
         Args:
-            volume: What to read from.
+            volume: Volume to read from.
             fill: Value of added voxels.
             nearest: Take the nearest voxel (labels) instead of interpolating linearly between voxel
                 centers.
         """
         shape, spacing_mm = _as_triple(self.shape), _as_triple(self.spacing_mm)
         if spacing_mm is not None and not np.allclose(spacing_mm, volume.spacing_mm, rtol=1e-6):
-            # Old voxels in a new one.
+            # Size of a new voxel in old ones.
             steps = np.divide(spacing_mm, volume.spacing_mm).tolist()
             z, y, x = np.divide(volume.shape, steps).tolist()
             resampled_shape = max(1, round(z)), max(1, round(y)), max(1, round(x))
@@ -72,19 +72,19 @@ class Resolution:
 
 
 def resample_labels(labels: Array, like: Volume, spacing_mm: Spacing) -> Array:
-    """Bring labels of a resampled volume back to the grid of the volume, each voxel from the nearest.
+    """Resample labels of a resampled volume to the grid of the original, each voxel from the nearest.
 
     Args:
         labels: [z, y, x].
-        like: The volume as its file has it.
+        like: The volume as stored in its file.
         spacing_mm: (z, y, x) of the labels.
 
     Returns:
-        [Z, Y, X] of the shape of the volume.
+        [Z, Y, X], the shape of the volume.
     """
     if labels.shape == like.shape:
         return labels
-    # New voxels in an old one: both grids begin at the edge of the first voxel.
+    # Size of an old voxel in new ones: both grids begin at the edge of the first voxel.
     steps = np.divide(like.spacing_mm, spacing_mm).tolist()
     axes = [_plan(*axis) for axis in zip(like.shape, labels.shape, steps, strict=True)]
     return labels[np.ix_(*(axis.nearest for axis in axes))]
@@ -94,9 +94,9 @@ class _ResampledAxis(NamedTuple):
     """Old voxels of each new one along an axis.
 
     Attributes:
-        lower: [n] the old voxel before its center.
-        upper: [n] the old voxel behind its center.
-        weight: [n] of the second, 0..1.
+        lower: [n] the old voxel before the center of each new one.
+        upper: [n] the old voxel after that center.
+        weight: [n] weight of ``upper``, 0..1.
     """
 
     lower: Ints
@@ -105,15 +105,15 @@ class _ResampledAxis(NamedTuple):
 
     @property
     def nearest(self) -> Ints:
-        """[n] the old voxel that is nearer to its center."""
+        """The old voxel nearest to the center of each new one: [n]."""
         return np.where(self.weight >= 0.5, self.upper, self.lower)
 
     def mix(self, block: Array, axis: int) -> Array:
-        """Interpolate along an axis: float32."""
+        """Interpolate along an axis, in float32."""
         shape = [1, 1, 1]
         shape[axis] = -1
         weight = self.weight.reshape(shape)
-        # In place, since blocks are large: lower + (upper - lower) * weight.
+        # In place, because blocks are large: lower + (upper - lower) * weight.
         mixed = block.take(self.upper, axis).astype(np.float32)
         lower = block.take(self.lower, axis).astype(np.float32, copy=False)
         mixed -= lower
@@ -129,7 +129,7 @@ class _ResampledVolume(Volume):
         self, source: Volume, shape: Triple, steps: Sequence[float], *, nearest: bool
     ) -> None:
         z_mm, y_mm, x_mm = np.multiply(source.spacing_mm, steps).tolist()
-        # Half a voxel is longer or shorter, so that the centre of the first one moves.
+        # Half a voxel is longer or shorter, so the center of the first one moves.
         starts = [0.5 * step - 0.5 for step in steps]
         super().__init__(
             source.name,
@@ -165,8 +165,8 @@ class _ResampledVolume(Volume):
         self._source.close()
 
     def _read_source(self, begin: int, end: int) -> Array:
-        """Read old slices, but those again that the slab before needed too."""
-        # Packed files run forward only: to read a slice again means to begin anew.
+        """Read old slices, reusing those that the previous slab needed too."""
+        # Packed files run forward only: reading a slice again means starting over.
         start, last_block = self._last_block or (0, None)
         if last_block is None or not start <= begin <= start + len(last_block):
             block = self._source.read(begin, end)
@@ -180,10 +180,10 @@ class _ResampledVolume(Volume):
 
 
 class _PaddedVolume(Volume):
-    """Middle of a volume, or a volume in the middle of a larger one."""
+    """The center of a volume, or a volume in the center of a larger one."""
 
     def __init__(self, source: Volume, shape: Triple, fill: float) -> None:
-        # First voxel of the new grid in the old one; below 0 where voxels are added.
+        # First voxel of the new grid in the old one; below 0 if voxels are added.
         self._starts = [(old - new) // 2 for old, new in zip(source.shape, shape, strict=True)]
         affine = _move(source.affine, (1, 1, 1), self._starts)
         super().__init__(
@@ -202,7 +202,7 @@ class _PaddedVolume(Volume):
         return self._source.work_bytes + self.slice_bytes
 
     def read(self, begin: int, end: int) -> Array:
-        # Voxels that nothing is copied to were added.
+        # Voxels that nothing is copied to have been added.
         slab = np.full((end - begin, *self.shape[1:]), self._fill, self.dtype)
         shift = begin + self._starts[0]
         first, last = max(shift, 0), min(end + self._starts[0], self._source.shape[0])
@@ -223,8 +223,8 @@ class _PaddedVolume(Volume):
 
 
 def _plan(new: int, old: int, step: float) -> _ResampledAxis:
-    """Lay an axis of ``new`` voxels over one of ``old`` voxels, ``step`` old ones apart."""
-    # Beyond the outer centres the value is that of the last voxel.
+    """Map an axis of ``new`` voxels, ``step`` old voxels apart, to one of ``old`` voxels."""
+    # Beyond the outer centers the value is that of the last voxel.
     centres = np.clip((np.arange(new) + 0.5) * step - 0.5, 0, old - 1)
     lower = np.floor(centres).astype(np.int64)
     upper = np.minimum(lower + 1, old - 1)
@@ -232,12 +232,12 @@ def _plan(new: int, old: int, step: float) -> _ResampledAxis:
 
 
 def _move(affine: Array | None, steps: Sequence[float], starts: Sequence[float]) -> Array | None:
-    """Return the affine of a grid whose voxels lie at ``start + step * number`` of the old one.
+    """Return the affine of a grid whose voxels are at ``start + step * number`` of the old one.
 
     Args:
-        affine: Of the old grid, see ``Volume``.
-        steps: (z, y, x).
-        starts: (z, y, x).
+        affine: Affine of the old grid, see ``Volume``.
+        steps: (z, y, x) old voxels between new ones.
+        starts: (z, y, x) of the first new voxel in the old grid.
     """
     if affine is None:
         return None
@@ -276,7 +276,7 @@ def _read_triple(name: str, value: object, number: Callable[[Any], Any]) -> obje
 
 
 def _is_length(part: Any, number: Callable[[Any], Any]) -> bool:  # noqa: ANN401 - of a configuration
-    """Return True for a finite number above 0, a whole one where `number` is int."""
+    """Return True for a finite number above 0, and for a whole one if `number` is int."""
     if not isinstance(part, int | float) or not math.isfinite(part):
         return False
     return part > 0 and bool(number(part) == part)

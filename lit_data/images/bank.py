@@ -1,4 +1,4 @@
-"""Images decoded when they are asked for: the ``lru`` and ``none`` cache modes."""
+"""Images decoded on access: the ``lru`` and ``none`` cache modes."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -38,13 +38,13 @@ class ImageBank(Bank):
         """Return one image: [C, H, W], read-only."""
 
     def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
-        """Copy patches of images, reflect-padded where they reach past an edge.
+        """Copy patches of images, reflect-padded beyond the edges of an image.
 
         Args:
-            images: [M] their numbers.
-            tops_px: [M] first rows.
-            lefts_px: [M] first columns.
-            rows: [M, C, h, w], where the patches go.
+            images: [M] numbers of the images.
+            tops_px: [M] first row of each patch.
+            lefts_px: [M] first column of each patch.
+            rows: [M, C, h, w], destination of the patches.
         """
         places = zip(images.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True)
         for row, (image, top, left) in zip(rows, places, strict=True):
@@ -58,7 +58,7 @@ class ImageBank(Bank):
 
 
 class CutsPatches(Protocol):
-    """Images out of which patches are cut."""
+    """Images that patches can be cut from."""
 
     def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array, /) -> None:
         """Cut patches, see `ImageBank.cut_into`."""
@@ -67,7 +67,7 @@ class CutsPatches(Protocol):
 def cut_some(
     bank: CutsPatches, chosen: Ints, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array
 ) -> None:
-    """Cut the patches with the numbers `chosen`; straight into the rows if they are all."""
+    """Cut the patches with the numbers `chosen`, directly into the rows if all are chosen."""
     if len(chosen) == len(rows):
         bank.cut_into(images, tops_px, lefts_px, rows)
     elif len(chosen):
@@ -77,7 +77,7 @@ def cut_some(
 
 
 def describe_bank(bank: ImageBank) -> dict[str, int]:
-    """Numbers for a report: ``images``, ``skipped``, and ``pixel_bytes`` of all decoded pixels."""
+    """Return numbers for a report: ``images``, ``skipped`` and ``pixel_bytes``, all decoded pixels."""
     pixels = bank.channels * int((bank.heights_px * bank.widths_px).sum())
     return {
         "images": len(bank),
@@ -87,31 +87,31 @@ def describe_bank(bank: ImageBank) -> dict[str, int]:
 
 
 class DecodedFiles(ImageBank):
-    """Reads like a ``DecodedStore``, for sources that must not be stored.
+    """Images decoded on access, with the interface of a ``DecodedStore``; nothing is stored on disk.
 
-    All headers are read once, at construction; a file whose pixels turn out bad raises when it is
-    decoded. Paths are kept as flat arrays. A pickled copy has an empty cache; the paths and sizes
-    of a large set are shared with it, see ``SharedState``.
+    All headers are read once, at construction. A file with bad pixels raises an error when it is
+    decoded. Paths are kept as flat arrays. A pickled copy starts with an empty cache and shares the
+    paths and sizes of a large set, see ``SharedState``.
 
     Args:
         sources: The images.
         decoder: Decodes one source.
         cache_bytes: Decoded bytes to keep in this process; 0 decodes at every access.
-        on_bad: ``error`` raises one error that lists all sources with bad headers, ``skip`` leaves
-            them out.
-        progress: Show a bar if that takes long.
+        on_bad: ``error`` raises one error that lists all sources with bad headers, ``skip`` skips
+            them.
+        progress: Show a progress bar if reading the headers takes long.
 
     Attributes:
-        cache: The cache, for its hit counts.
+        cache: Cache of decoded images, which counts its hits.
         channels: Channels of every image.
         dtype: Dtype of every image: uint8, uint16, int16 or float32.
         heights_px: [n] int64, rows of each image.
         widths_px: [n] int64, columns of each image.
-        skipped: (first path, what is wrong) of each source that was left out.
+        skipped: (first path, what is wrong) of each skipped source.
 
     Raises:
         ConfigError: An argument is not allowed.
-        DataError: Headers are bad, or the images do not share dtype and channels.
+        DataError: Headers are bad, or the images differ in dtype or number of channels.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class DecodedFiles(ImageBank):
         """Decode one image, or take it from the cache: [C, H, W], read-only.
 
         Raises:
-            DataError: It is bad, or it is not any more what its header said.
+            DataError: The image is bad, or no longer matches its header.
         """
         image = range(len(self))[index]
         return self.cache.get_or_load(image, lambda: self._decode(image))
@@ -158,5 +158,5 @@ class DecodedFiles(ImageBank):
         return self._survey.check(image, self._decoder(source).array, source.paths[0])
 
     def name(self, index: int) -> str:
-        """First source path of one image."""
+        """Return the first source path of one image."""
         return self._sources.name(self._sources.rows(range(len(self))[index]).start)

@@ -1,4 +1,4 @@
-"""Decoders of a store: from the files of one image to its pixels, for images and for masks."""
+"""Decoders of a store, which turn the files of one image or mask into pixels."""
 
 import itertools
 import json
@@ -20,18 +20,18 @@ from lit_data.images.readers import Decoded, decode_strict
 from lit_inspect.counts import counted
 
 _MASK_FOLDER = re.compile("mask|label|annot|ground.?truth|_gt$|^gt$", re.IGNORECASE)
-_FORMAT = 1  # raised when the same files and options give other pixels
+_FORMAT = 1  # increases when the same files and options give other pixels
 
 STORE_DTYPES = {name: name for name in ("uint8", "uint16", "int16", "float32")} | {
     "bool": "uint8",
     "int8": "int16",
 }
-"""Dtype that a store has for pixels of a dtype; others need a cast that a user asks for."""
+"""Dtype in a store for each dtype of pixels; other dtypes need an explicit cast."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    """The files of one image, stacked along the channels in this order."""
+    """Files of one image, in the order in which they are stacked along the channels."""
 
     paths: tuple[str, ...]
 
@@ -41,7 +41,7 @@ class ImageSource:
 
 
 class SourceHeader(NamedTuple):
-    """The array that a decoder gives for a source."""
+    """Shape and dtype of the array that a decoder returns for a source."""
 
     channels: int
     height_px: int
@@ -51,7 +51,7 @@ class SourceHeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodedSource:
-    """Pixels [C, H, W] of a source, what was noticed about its files, and the CRC-32 of each of them."""
+    """Pixels [C, H, W] of a source, notes about its files, and the CRC-32 of each file."""
 
     array: Array
     notes: tuple[str, ...]
@@ -59,14 +59,14 @@ class DecodedSource:
 
 
 class Decoder(Protocol):
-    """Turns sources into arrays; picklable, and equal fingerprints give equal arrays."""
+    """Picklable object that turns sources into arrays; equal fingerprints give equal arrays."""
 
     @property
     def fingerprint(self) -> str:
-        """All that decides the pixels, beside the files."""
+        """Everything besides the files that determines the pixels."""
 
     def header(self, source: ImageSource) -> SourceHeader:
-        """Tell what decoding will give, without decoding."""
+        """Return the shape and dtype that decoding will give, without decoding."""
 
     def __call__(self, source: ImageSource) -> DecodedSource:
         """Decode strictly."""
@@ -74,10 +74,10 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ImageDecoder:
-    """Decodes images to the dtypes of a store: bool becomes uint8 0 and 255, int8 becomes int16.
+    """Decoder of images to the dtypes of a store: bool becomes uint8 0 and 255, int8 becomes int16.
 
-    Pixels of fewer bits than their dtype has are scaled to all of it, see `ReadOptions.depth`, so
-    that white is white whatever the depth of a file is.
+    Pixels with fewer bits than their dtype are scaled to its full range, so that white is white at
+    every bit depth; see `ReadOptions.depth`.
 
     Attributes:
         read: Rules for each file.
@@ -101,10 +101,10 @@ class ImageDecoder:
         )
 
     def header(self, source: ImageSource) -> SourceHeader:
-        """Tell shape and dtype without decoding.
+        """Return shape and dtype without decoding.
 
         Raises:
-            DataError: a file is bad, the files do not fit together, or a channel is missing.
+            DataError: A file is bad, the files do not fit together, or a channel is missing.
         """
         return self._fit(source, [read_header(path, self.read) for path in source.paths])
 
@@ -112,7 +112,7 @@ class ImageDecoder:
         """Decode strictly.
 
         Raises:
-            DataError: as ``header``, or a file is damaged.
+            DataError: As ``header``, or a file is damaged.
         """
         files = [decode_strict(path, self.read) for path in source.paths]
         dtype = self._fit(source, [file.array for file in files]).dtype
@@ -143,7 +143,7 @@ class ImageDecoder:
 
 @dataclass(frozen=True, slots=True)
 class MaskDecoder:
-    """Decodes masks to class numbers, one uint8 channel for each file.
+    """Decoder of masks to class numbers, one uint8 channel for each file.
 
     Attributes:
         options: Rules for each file.
@@ -157,10 +157,10 @@ class MaskDecoder:
         return _print_options("mask", asdict(self.options))
 
     def header(self, source: ImageSource) -> SourceHeader:
-        """Tell shape and dtype without decoding.
+        """Return shape and dtype without decoding.
 
         Raises:
-            DataError: a file is bad, or the files do not fit together.
+            DataError: A file is bad, or the files do not fit together.
         """
         headers = [read_header(path, self.options.read) for path in source.paths]
         stacked = _stack(source, headers)._replace(dtype=np.dtype(np.uint8))
@@ -174,7 +174,7 @@ class MaskDecoder:
         """Decode strictly.
 
         Raises:
-            DataError: as ``header``, or a file is damaged, or a value is no class.
+            DataError: As ``header``, or a file is damaged, or a value is not a class number.
         """
         files = [decode_strict(path, self.options.read) for path in source.paths]
         _stack(source, [file.array for file in files])
@@ -189,7 +189,7 @@ def _stack(source: ImageSource, images: Sequence[ImageHeader | Array]) -> Source
     """Return the header of images stacked along the channels.
 
     Raises:
-        DataError: They do not agree in size and dtype.
+        DataError: The images differ in size or dtype.
     """
     channels, height_px, width_px = images[0].shape
     for path, image in zip(source.paths[1:], images[1:], strict=True):
@@ -206,7 +206,7 @@ def _stack(source: ImageSource, images: Sequence[ImageHeader | Array]) -> Source
 
 
 def hint_masks(source: ImageSource) -> str:
-    """Name the option for an image whose folder is named as one of masks; nothing for others."""
+    """Return a hint about masks if the folder of an image is named like one of masks, or else ""."""
     folder = Path(source.paths[0]).parent.name
     if not _MASK_FOLDER.search(folder):
         return ""
@@ -232,7 +232,7 @@ def _cast(file: Decoded, dtype: "np.dtype[Any]") -> Array:
 
 
 def scale_depth(pixels: Array, bits: int) -> Array:
-    """Scale whole numbers of some bits to all values of their unsigned dtype, rounded."""
+    """Scale integers of a number of bits to the full range of their unsigned dtype, rounded."""
     white = np.iinfo(pixels.dtype).max
     table = np.rint(np.arange(2**bits) * (white / (2**bits - 1))).astype(pixels.dtype)
     return np.take(table, pixels)

@@ -1,4 +1,4 @@
-"""Search for the images of a dataset: in a folder, by a list, and in pairs with their masks."""
+"""Search for the images of a dataset in a folder, and for pairs of images and masks."""
 
 import logging
 import os
@@ -28,10 +28,10 @@ MATLAB = "of MATLAB (.mat)"
 MATLAB_CURE = "they are not read: save each mask as PNG, with the code in docs/masks.md"
 _FOREIGN = {".parquet", ".arrow", ".tar", ".bin", "state.json", "dataset_dict.json", "samples.json"}
 _FOREIGN |= {"dataset_info.json", "index.json"}
-"""Names and suffixes of files in sets of other libraries."""
+"""Names and suffixes of files in datasets of other libraries."""
 _SYSTEM_FILES = ("thumbs.db", "desktop.ini")
 _GLOB = re.compile(r"\*\*/|\*\*$|\*|\?|\[!?\]?[^\]/]*\]|.", re.DOTALL)
-_ANY = ("*", "**/")  # twice in a row they are as once
+_ANY = ("*", "**/")  # two in a row match the same as one
 _STARS = (*_ANY, "**")
 _MOST_FOLDERS = 4  # each multiplies the time for a deep folder
 _WITHIN = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
@@ -44,23 +44,23 @@ class _ListedFolder(NamedTuple):
 
 
 class FolderWalk:
-    """A walk that looks at no file beyond what listing its folder tells, links excepted.
+    """A walk that lists folders without a look at the files in them, except for links.
 
     Args:
         root: The folder.
-        patterns: Which files to keep, relative to the folder.
-        exclude: Which of these, or of their folders, to leave out.
+        patterns: Patterns of the files to keep, relative to the folder.
+        exclude: Patterns of files and folders to leave out.
 
     Attributes:
-        ignored: How many files were left out, by reason.
-        excluded: Those that `exclude` names, relative to the folder.
-        unread: Files that have no image's name, by their extension.
-        outside: Images that no pattern fits.
-        problems: Links that lead nowhere, in a circle or outside, and things with an image's name
-            that are no file.
+        ignored: Number of files that were left out, by reason.
+        excluded: Files that match `exclude`, relative to the folder.
+        unread: Files without the extension of an image, by their extension.
+        outside: Images that match no pattern.
+        problems: Links that lead nowhere, in a circle or outside, and entries with the name of an
+            image that are not files.
 
     Raises:
-        ConfigError: a pattern leaves the folder.
+        ConfigError: A pattern leaves the folder.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class FolderWalk:
         self._open = [_ListedFolder(os.fspath(root), "", ())]
 
     def run(self) -> Iterator[str]:
-        """Yield the paths of the images relative to the folder, in no order."""
+        """Yield the paths of the images relative to the folder, in no particular order."""
         while self._open:
             folder = self._open.pop()
             try:
@@ -94,14 +94,14 @@ class FolderWalk:
                 self.problems.add(folder.path, describe_missing(folder.path, error))
 
     def finish(self, names: Sequence[str], leftovers: Leftovers | None) -> None:
-        """Log what was left out by `exclude`, and hand over what is of another type.
+        """Log the files that `exclude` left out, and hand over files of other types.
 
         Args:
-            names: Of the images.
-            leftovers: Takes files of other types.
+            names: Names of the images.
+            leftovers: Receives files of other types.
 
         Raises:
-            DataError: Names are bad, or there is no image.
+            DataError: Names are bad, or there are no images.
         """
         self._log_excluded()
         if self._exclude:
@@ -117,7 +117,7 @@ class FolderWalk:
             raise DataError(self._describe_lack(leftovers))
 
     def _describe_lack(self, leftovers: Leftovers) -> str:
-        """Return the message for a folder without an image: what is there, and what would be read."""
+        """Return the message for a folder without images: what it has, and what can be read."""
         counts = [f"{count} {reason}" for reason, count in self.ignored.items()]
         listed = ", ".join(counts) or "nothing"
         if self.ignored[MATLAB]:
@@ -154,14 +154,14 @@ class FolderWalk:
     def _follow(
         self, link: os.DirEntry[str], relative: str, folder: _ListedFolder
     ) -> Iterator[str]:
-        # A folder that is excluded is not looked into, wherever it leads.
+        # An excluded folder is not searched, wherever it leads.
         if _extension(link.name) not in EXTENSIONS and self._excludes(relative):
             self.excluded.append(relative)
             return
         try:
             mode = link.stat().st_mode
         except OSError as error:
-            # Where it leads is gone: without a dot in its name it was a folder.
+            # The target is gone: if its name has no dot, it was a folder.
             if "." not in link.name or self._is_wanted(link.name, relative):
                 self.problems.add(link.path, describe_missing(link.path, error))
             return
@@ -213,18 +213,18 @@ class FolderWalk:
 
 
 def is_hidden(name: str) -> bool:
-    """Return True for names that hold no data: ``.git``, or ``__MACOSX`` of an archive made on a Mac."""
+    """Return True for names without data: ``.git``, or ``__MACOSX`` of an archive made on a Mac."""
     return name.startswith(".") or name == "__MACOSX"
 
 
 def list_shown(folder: Path, pattern: str) -> list[Path]:
-    """List what lies anywhere below a folder and matches a glob of names, in order; nothing hidden."""
+    """List the paths anywhere below a folder that match a glob of names, sorted, without hidden ones."""
     paths = sorted(folder.rglob(pattern))
     return [path for path in paths if not any(map(is_hidden, path.relative_to(folder).parts))]
 
 
 def compile_exclusion(patterns: Sequence[str]) -> re.Pattern[str]:
-    """Make one expression as `compile_patterns`; a pattern of a folder means all in it, none fits nothing."""
+    """Compile patterns to exclude: a folder stands for all its files, and no pattern matches nothing."""
     if isinstance(patterns, str):
         return compile_patterns(patterns, "exclude")  # which refuses it
     if not patterns:
@@ -235,14 +235,14 @@ def compile_exclusion(patterns: Sequence[str]) -> re.Pattern[str]:
 
 
 def compile_patterns(patterns: Sequence[str], option: str = "patterns") -> re.Pattern[str]:
-    """Make one expression of glob patterns.
+    """Compile glob patterns into one regular expression.
 
     Args:
         patterns: ``*`` and ``?`` within a name, ``[...]``, ``**/`` for any number of folders.
-        option: What they were given as, for messages.
+        option: Name of the option that has them, for messages.
 
     Raises:
-        ConfigError: none given, one that leaves the folder, or one that cannot be understood.
+        ConfigError: There are no patterns, or one leaves the folder or has a wrong syntax.
     """
     if isinstance(patterns, str) or not patterns:
         raise ConfigError(f"{option}={patterns!r} must be a list of at least one pattern")
@@ -264,8 +264,8 @@ def compile_patterns(patterns: Sequence[str], option: str = "patterns") -> re.Pa
 
 
 def name_below(folder: Path, path: str | Path) -> str | None:
-    """Return the path of a file relative to a folder, if it is written as one below it."""
-    # A fifth of the time of `relative_to`: there may be a million.
+    """Return the path of a file relative to a folder, or None if it does not begin with the folder."""
+    # Takes a fifth of the time of `relative_to`, which matters for a million files.
     inside = _prefix(folder)
     name = str(path)
     is_below = name.startswith(inside) and name.startswith("/") == folder.is_absolute()
@@ -278,17 +278,17 @@ def _prefix(folder: Path) -> str:
 
 
 def is_inside(real_path: str, real_folder: str) -> bool:
-    """Return True if a path is a folder or lies in it, both without links."""
+    """Return True if a path is a folder or is inside it; both have their links resolved."""
     return real_path == real_folder or real_path.startswith(real_folder.rstrip(os.sep) + os.sep)
 
 
 def check_inside(path: Path, root: Path) -> None:
-    """Refuse a file that a link takes out of the data folder.
+    """Refuse a file that a link leads to outside of the data folder.
 
-    What it holds would be shown in messages.
+    Messages would show its content.
 
     Raises:
-        DataError: It lies elsewhere.
+        DataError: The file is outside.
     """
     target = os.path.realpath(path)
     if not is_inside(target, os.path.realpath(root)):
@@ -296,7 +296,7 @@ def check_inside(path: Path, root: Path) -> None:
 
 
 def describe_outside(target: str) -> str:
-    """Say that a path leads out of the data folder."""
+    """Return the message about a path that leads out of the data folder."""
     return (
         f"leads out of the data folder, to {show_path(target)}; copy it into the folder, or set "
         "data.root to a folder that holds both"
@@ -304,10 +304,10 @@ def describe_outside(target: str) -> str:
 
 
 def _translate(pattern: str) -> str:
-    """Make an expression of a pattern.
+    """Translate a pattern into a regular expression.
 
-    What stands between two ``*`` is taken where it is found first: going on from a later place
-    finds no more, and trying all of them takes for ever.
+    The text between two ``*`` matches at its first occurrence only: later ones would find nothing
+    more, and to try all of them takes forever.
     """
     parts: list[str] = []
     for part in _GLOB.findall(pattern):
@@ -317,7 +317,7 @@ def _translate(pattern: str) -> str:
     texts = [_WITHIN.get(part) or _translate_part(part) for part in parts]
     for star, next_star in pairwise(stars):
         if parts[star] == parts[next_star] == "*":
-            # An atomic group from one star up to the next one: it is not tried again.
+            # An atomic group from one star to the next one, without backtracking.
             texts[star] = f"{texts[star].removesuffix('[^/]*')}(?>[^/]*?"
             texts[next_star] = f"){texts[next_star]}"
     return "".join(texts)
@@ -337,13 +337,13 @@ def _extension(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The images of a folder.
+    """Images of a folder.
 
     Attributes:
-        paths: Sorted by their path under the folder, so the order does not depend on where the
-            folder is.
-        ignored: How many files were left out, by reason.
-        excluded: Those that were excluded, in order.
+        paths: Images, sorted by their path under the folder, so that the order does not depend on
+            where the folder is.
+        ignored: Number of files that were left out, by reason.
+        excluded: Files that were excluded, in order.
     """
 
     paths: tuple[Path, ...]
@@ -360,20 +360,21 @@ def find_images(
 ) -> Listing:
     """List the image files of a folder and its subfolders.
 
-    Hidden files and folders, ``__MACOSX``, ``Thumbs.db`` and files without an image's extension are
-    ignored and counted.
+    Hidden files and folders, ``__MACOSX``, ``Thumbs.db`` and files without the extension of an
+    image are ignored and counted.
 
     Args:
         root: The folder.
-        patterns: Which files, relative to the folder: ``*`` and ``?`` within a name, ``[...]``,
-            ``**/`` for any number of folders.
-        exclude: Which of these to leave out; the name of a folder stands for all in it.
-        leftovers: Takes files of other types.
+        patterns: Patterns of the files, relative to the folder: ``*`` and ``?`` within a name,
+            ``[...]``, ``**/`` for any number of folders.
+        exclude: Patterns of files to leave out; the name of a folder stands for all its files.
+        leftovers: Receives files of other types.
 
     Raises:
-        ConfigError: a pattern leaves the folder.
-        DataError: no such folder, no image, two files of one name in a folder, a link that leads
-            nowhere or outside, or something with an image's name that is no file.
+        ConfigError: A pattern leaves the folder.
+        DataError: The folder does not exist or has no images, two files in a folder have the same
+            name, a link leads nowhere or outside, or an entry with the name of an image is not a
+            file.
     """
     root = Path(root)
     if not root.is_dir():
@@ -390,9 +391,9 @@ def find_images(
 
 
 def match_by_stem(images: Iterable[PathText], masks: Iterable[PathText]) -> list[tuple[Path, Path]]:
-    """Pair images and masks whose names agree up to the extension.
+    """Pair images and masks whose names agree except for the extension.
 
-    Accents may be composed in any way.
+    Composed and decomposed accents are equal.
 
     Args:
         images: Paths, in any folders.
@@ -402,7 +403,7 @@ def match_by_stem(images: Iterable[PathText], masks: Iterable[PathText]) -> list
         Each image with its mask, in the order of the images.
 
     Raises:
-        DataError: two images or two masks of one name, or one without the other; lists all.
+        DataError: Two images or masks have the same name, or one has no partner; all are listed.
     """
     problems = Problems()
     image_of = _index_stems(images, problems)
@@ -422,8 +423,8 @@ def match_by_stem(images: Iterable[PathText], masks: Iterable[PathText]) -> list
 
 
 def _check_stems(problems: Problems, root: Path, names: Sequence[str]) -> None:
-    """Add names that differ in extension or case alone, as ``a.png``, ``a.jpg`` and ``A.PNG`` do."""
-    # Which of them is meant, nobody can tell.
+    """Add names that differ only in extension or case, as ``a.png``, ``a.jpg`` and ``A.PNG`` do."""
+    # Nobody can tell which of them is meant.
     seen: dict[str, str] = {}
     for name in names:
         stem = _normalize(os.path.splitext(name)[0]).casefold()  # noqa: PTH122 - half a million names
@@ -442,12 +443,12 @@ def _index_stems(paths: Iterable[PathText], problems: Problems) -> dict[str, Pat
 
 
 def _normalize(name: str) -> str:
-    # Accents are one character or two, as the system has it that a file was copied from.
+    # An accent is one character or two, depending on the system that a file was copied from.
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
 def may_be_imported(root: str) -> bool:
-    """Return True where a set of another library may lie, by the names of some files alone.
+    """Return True if a root may have a dataset of another library, judged by the names of files.
 
     Args:
         root: A folder, a file, or a pattern with braces.

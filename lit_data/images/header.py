@@ -1,4 +1,4 @@
-"""Headers of image files: shape and dtype by the first bytes, checked before anything is decoded."""
+"""Headers of image files: shape and dtype from the first bytes, checked before anything is decoded."""
 
 import os
 from dataclasses import dataclass
@@ -35,10 +35,10 @@ EXTENSIONS: dict[str, Kind] = {
     ".tiff": "tiff",
     ".npy": "npy",
 }
-"""The names that image files go by; what a file is, its content says."""
+"""Extensions of image files; the content of a file decides its format."""
 
 MAX_RATIO = 10_000
-"""Unpacked bytes for one byte of file; more is a bomb (AcademySoftwareFoundation/OpenImageIO#5319)."""
+"""Most unpacked bytes per byte of a file; more is a bomb (AcademySoftwareFoundation/OpenImageIO#5319)."""
 
 _MAGICS: tuple[tuple[bytes, Kind], ...] = (
     (SIGNATURE, "png"),
@@ -54,18 +54,19 @@ _MAGICS: tuple[tuple[bytes, Kind], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """The array that reading gives under the same options, and what was noticed on the way.
+    """Array that reading returns under the same options, and notes about the file.
 
     Attributes:
         kind: Format, by content.
-        height_px: Rows.
-        width_px: Columns.
-        channels: Channels.
-        dtype: In native byte order.
-        pages: Images in the file.
-        notes: What a user should know about the file.
+        height_px: Number of rows.
+        width_px: Number of columns.
+        channels: Number of channels.
+        dtype: Dtype, in native byte order.
+        pages: Number of images in the file.
+        notes: Facts about the file that a user should know.
         stored: The image as the file describes it.
-        narrow_bits: Bits that values use, where a store scales them to all of the dtype; else None.
+        narrow_bits: Number of bits that values use, if a store scales them to the full range of the
+            dtype; else None.
     """
 
     kind: Kind
@@ -80,20 +81,20 @@ class ImageHeader:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, rows, columns."""
+        """Channels, rows and columns."""
         return self.channels, self.height_px, self.width_px
 
 
 def read_header(path: PathText, options: ReadOptions = DEFAULT_READ) -> ImageHeader:
-    """Tell shape and dtype of an image without decoding it.
+    """Read shape and dtype of an image without decoding it.
 
     Args:
         path: A PNG, JPEG, BMP, TIFF or ``.npy`` file; the content decides which, never the name.
-        options: The rules it will be read with.
+        options: Rules for reading it.
 
     Raises:
-        DataError: not a regular file, not an image, damaged, larger than the options allow, or
-            refused by them.
+        DataError: The file is not a regular file, not an image, damaged, larger than the options
+            allow, or refused by them.
     """
     path = Path(path)
     with open_source(path) as stream:
@@ -101,18 +102,18 @@ def read_header(path: PathText, options: ReadOptions = DEFAULT_READ) -> ImageHea
 
 
 def parse_header(stream: BinaryIO, extension: str, options: ReadOptions) -> ImageHeader:
-    """Do the work of ``read_header`` on an open file.
+    """Read the header of an open file, as ``read_header`` does.
 
     Args:
-        stream: The whole file; it is left anywhere.
-        extension: The end of its name, with the dot.
-        options: The rules it will be read with.
+        stream: The whole file; its position afterwards is undefined.
+        extension: End of its name, with the dot.
+        options: Rules for reading it.
 
     Raises:
-        DataError: as ``read_header``, without the name.
+        DataError: As ``read_header``, without the name of the file.
     """
     size_bytes = stream.seek(0, os.SEEK_END)
-    # All that the file claims is checked before memory is asked for.
+    # The claims of the file are checked before memory is allocated.
     stored = _read_stored(stream, size_bytes, options)
     _check_limits(stored, size_bytes, options)
     channels = _count_channels(stored, options)
@@ -122,7 +123,7 @@ def parse_header(stream: BinaryIO, extension: str, options: ReadOptions) -> Imag
     if options.exif == "apply" and stored.orientation >= 5:  # a quarter turn
         height_px, width_px = width_px, height_px
     nbytes = channels * height_px * width_px * dtype.itemsize
-    if nbytes > options.max_image_bytes:  # a cast or a palette may make more than was stored
+    if nbytes > options.max_image_bytes:  # a cast or a palette may take more bytes than were stored
         raise DataError(_too_large(nbytes, options))
     notes = (
         *stored.notes,
@@ -212,7 +213,7 @@ def _count_channels(stored: StoredImage, options: ReadOptions) -> int:
             "numbers"
         )
     expands = stored.palette and options.palette == "expand"
-    # A transparent colour of a palette is never opaque; its numbers alone show none of it.
+    # A palette with a transparent colour is never opaque, but its numbers alone do not show that.
     refuses = options.alpha == "error" or (options.alpha == "opaque" and stored.palette)
     if stored.alpha and refuses and (expands or not stored.palette):
         raise DataError(f"{channels} channel(s) and alpha; {options.alpha_cure}")
@@ -224,7 +225,7 @@ def _count_channels(stored: StoredImage, options: ReadOptions) -> int:
 
 
 def _find_dtype(stored: StoredImage, options: ReadOptions) -> "np.dtype[Any]":
-    """Dtype of the result."""
+    """Return the dtype of the result."""
     if options.as_float or stored.dtype.kind == "f":
         return np.dtype(np.float32)
     return np.dtype(np.uint8) if stored.palette and options.palette == "expand" else stored.dtype
@@ -233,9 +234,9 @@ def _find_dtype(stored: StoredImage, options: ReadOptions) -> "np.dtype[Any]":
 def _find_narrow_bits(
     stored: StoredImage, dtype: "np.dtype[Any]", options: ReadOptions
 ) -> int | None:
-    """Return the bits of values that leave a part of their dtype unused and are to be scaled to it."""
+    """Return the bits of values that do not use all of their dtype and will be scaled to it, or None."""
     bits = stored.depth_bits
-    # Numbers of a palette are no brightness; True is scaled as any other white.
+    # The numbers of a palette are not a brightness; True is scaled as any other white.
     if bits is None or stored.palette or dtype.kind != "u" or options.depth == "keep":
         return None
     return bits if bits < 8 * dtype.itemsize else None
@@ -266,14 +267,14 @@ def describe_size_mismatch(
     names: tuple[PathText, PathText],
     sizes: tuple[tuple[int, int], tuple[int, int]],
 ) -> str:
-    """Say how two images differ in size.
+    """Describe how two images differ in size.
 
     Args:
-        names: Their paths.
-        sizes: Their (height, width) in pixels.
+        names: Paths of the images.
+        sizes: (height, width) px of each image.
 
     Returns:
-        One sentence with both paths and sizes; says so if one is only the other turned.
+        One sentence with both paths and sizes, which mentions if one is the other rotated.
     """
     (first, other), (one, two) = map(show_path, names), sizes
     text = f"{first} is {one[0]} x {one[1]} pixels, {other} is {two[0]} x {two[1]}"

@@ -18,23 +18,23 @@ SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
-_MAX_CHUNKS = 4096  # before the pixels; real files have a dozen
+_MAX_CHUNKS = 4096  # ahead of the pixels; real files have a dozen
 
-_MAX_JPEG_HEADER_BYTES = 2**24  # profiles of printers have megabytes
+_MAX_JPEG_HEADER_BYTES = 2**24  # profiles of printers take megabytes
 _MAX_EXIF_TAGS = 512
 
 _UNCOMPRESSED = (0, 3)
 _PACKED = {"BGR;15": (0x1F, 0x3E0, 0x7C00), "BGR;16": (0x1F, 0x7E0, 0xF800)}
-"""Bits of blue, green and red in a BMP of 16 bits a pixel, by Pillow's name of the packing."""
+"""Bits of blue, green and red in a BMP of 16 bits per pixel, by Pillow's name of the packing."""
 
 
 @contextmanager
 def refusing(kind: str) -> Iterator[None]:
-    """Turn what libraries raise about a file's content into a ``DataError``."""
+    """Turn the errors of libraries about the content of a file into a ``DataError``."""
     try:
         yield
     except OSError as error:
-        if error.errno is not None:  # the disk, not the file
+        if error.errno is not None:  # the disk is at fault, not the file
             raise
         raise DataError(f"truncated or damaged {kind}: {error}") from error
     except (SyntaxError, ValueError, struct.error) as error:
@@ -45,17 +45,17 @@ def refusing(kind: str) -> Iterator[None]:
 
 
 def read_png_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
-    """Read the chunks in front of the pixels.
+    """Read the chunks ahead of the pixels.
 
     Args:
-        stream: The file, anywhere.
-        size_bytes: Its size.
+        stream: The file, at any position.
+        size_bytes: Size of the file.
 
     Returns:
         The image; a transparent color (``tRNS``) counts as an alpha channel.
 
     Raises:
-        DataError: damaged, cut or animated.
+        DataError: The file is damaged, truncated or animated.
     """
     with refusing("PNG"):
         chunks = _read_leading_chunks(stream, size_bytes)
@@ -87,8 +87,8 @@ def read_png_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
 
 
 def _read_leading_chunks(stream: BinaryIO, size_bytes: int) -> dict[bytes, bytes]:
-    """Return the first chunk of each name before the pixels."""
-    # Not by `PngImageFile`, which unpacks texts and refuses good files with more than 1 MiB of them.
+    """Return the first chunk of each name ahead of the pixels."""
+    # `PngImageFile` unpacks texts, and refuses good files with more than 1 MiB of them.
     from PIL.PngImagePlugin import ChunkStream
 
     stream.seek(len(SIGNATURE))
@@ -109,10 +109,10 @@ def _read_leading_chunks(stream: BinaryIO, size_bytes: int) -> dict[bytes, bytes
 
 
 def check_png(data: bytes) -> None:
-    """Walk all chunks: each whole, each checksum right, the last one ``IEND``.
+    """Check that all chunks are complete, that their checksums match, and that the last is ``IEND``.
 
     Raises:
-        DataError: truncated, or a checksum is wrong; says of which chunk.
+        DataError: The file is truncated, or the checksum of the named chunk is wrong.
     """
     from PIL.PngImagePlugin import ChunkStream
 
@@ -126,10 +126,10 @@ def read_jpeg_header(stream: BinaryIO) -> StoredImage:
     """Read the segments up to the pixels.
 
     Args:
-        stream: The file, anywhere.
+        stream: The file, at any position.
 
     Raises:
-        DataError: damaged, cut, or of a kind that is not read.
+        DataError: The file is damaged, truncated, or of an unsupported kind.
     """
     image = open_jpeg(stream, 0)
     is_cmyk = image.mode == "CMYK"
@@ -146,10 +146,10 @@ def read_jpeg_header(stream: BinaryIO) -> StoredImage:
 
 
 def open_jpeg(stream: BinaryIO, start: int) -> Any:  # noqa: ANN401 - an image of Pillow, which is imported late
-    """Read the header of the JPEG stream at a place of a file.
+    """Read the header of the JPEG stream at a position of a file.
 
     Raises:
-        DataError: there is none, or it says what is not read.
+        DataError: There is no stream, or it is of an unsupported kind.
     """
     stream.seek(start)
     with refusing("JPEG"):
@@ -163,18 +163,18 @@ def _header_of_jpeg() -> Any:  # noqa: ANN401 - a class of Pillow, which is impo
 
     class JpegHeader(JpegImageFile):
         def getexif(self) -> Exif:
-            return Exif()  # it would be searched for a resolution, with a warning for each bad tag
+            return Exif()  # Pillow would search it for a resolution, and warn of each bad tag
 
     return JpegHeader
 
 
 def read_orientation(exif: bytes) -> int:
-    """Orientation in an EXIF block, 1 to 8; 1 (upright) when there is none or it cannot be read.
+    """Return the orientation in an EXIF block, 1 to 8; 1 (upright) if it is missing or unreadable.
 
     Args:
-        exif: The block from its byte order mark on.
+        exif: The block, from its byte order mark on.
     """
-    # Not by Pillow, which copies the values of all tags, and warns of each bad one.
+    # Pillow would copy the values of all tags, and warn of each bad one.
     order = {b"II*\x00": "<", b"MM\x00*": ">"}.get(exif[:4])
     if order is None or len(exif) < 8:
         return 1
@@ -194,7 +194,8 @@ def open_bmp(stream: BinaryIO) -> Any:  # noqa: ANN401 - an image of Pillow, whi
     """Read the header and the palette of a BMP.
 
     Raises:
-        DataError: damaged, cut, compressed, or with bits of colors that Pillow does not know.
+        DataError: The file is damaged, truncated or compressed, or Pillow does not know its color
+            bits.
     """
     from PIL.BmpImagePlugin import BmpImageFile
 
@@ -215,14 +216,14 @@ def read_bmp_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
     """Read the header and the palette.
 
     Args:
-        stream: The file, anywhere.
-        size_bytes: Its size.
+        stream: The file, at any position.
+        size_bytes: Size of the file.
 
     Returns:
-        The image; one whose palette holds only grays counts as gray.
+        The image; it counts as gray if its palette has only grays.
 
     Raises:
-        DataError: as `open_bmp`.
+        DataError: As `open_bmp`.
     """
     image = open_bmp(stream)
     row_bytes = image.tile[0].args[1]
@@ -246,14 +247,14 @@ def read_bmp_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
 
 
 def read_bmp_palette(image: Any) -> Bytes:  # noqa: ANN401 - as `open_bmp` returns it
-    """Return the colors [n, 3] R, G, B of a BMP of mode P."""
-    entry_bytes = len(image.palette.rawmode)  # three, or a fourth that means nothing
+    """Return the palette [n, 3] R, G, B of a BMP of mode P."""
+    entry_bytes = len(image.palette.rawmode)  # three, or four of which the last means nothing
     entries = np.frombuffer(image.palette.palette, np.uint8).reshape(-1, entry_bytes)
     return entries[:, 2::-1]
 
 
 def read_packed_bmp(stream: BinaryIO, image: Any) -> Bytes | None:  # noqa: ANN401 - as `open_bmp` returns it
-    """Read a BMP of 16 bits a pixel, whose colors Pillow would round down.
+    """Read a BMP of 16 bits per pixel, whose colors Pillow would round down.
 
     Returns:
         [H, W, 3] B, G, R, white is 255; None for other depths.

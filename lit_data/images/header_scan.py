@@ -1,4 +1,4 @@
-"""The first pass over the sources: what their headers say, before a pixel is decoded or a byte written."""
+"""First pass over the sources: read their headers before any pixel is decoded or any byte is written."""
 
 import logging
 from collections import Counter
@@ -17,7 +17,7 @@ from lit_data.images.decoders import STORE_DTYPES, Decoder, ImageSource, hint_ma
 from lit_inspect.counts import counted, counted_of
 
 DTYPES = tuple(dict.fromkeys(STORE_DTYPES.values()))
-"""Of a store."""
+"""Names of the dtypes of a store."""
 
 _MOST_NOTES = 20  # that are logged
 
@@ -28,14 +28,14 @@ SKIPPING = "data.on_bad=skip skips them"
 
 
 def find_faults(sources: Sequence[ImageSource], decoder: Decoder) -> Problems:
-    """Decode every source strictly and keep nothing but what is wrong; log what else was noticed.
+    """Decode every source strictly, discard the pixels, return the faults, and log the notes.
 
     Args:
         sources: The images.
         decoder: Decodes one source.
 
     Returns:
-        The bad sources by their first path, those unlike most among them.
+        Bad sources by their first path, including those that differ from most others.
     """
     problems = Problems()
     rows = np.zeros((len(sources), 4), np.int64)
@@ -57,14 +57,14 @@ def find_faults(sources: Sequence[ImageSource], decoder: Decoder) -> Problems:
 
 
 class _Checked(NamedTuple):
-    """Header of an image that was decoded, as `_read_header` gives it, and remarks without its path."""
+    """Header of a decoded image, as `_read_header` returns it, and notes without its path."""
 
     row: tuple[int, int, int, int]
     notes: list[str]
 
 
 def _check(decoder: Decoder, source: ImageSource) -> _Checked | str:
-    """Decode an image; return what is wrong with a bad one."""
+    """Decode an image and return its header, or what is wrong with it."""
     try:
         decoded = decoder(source)
     except DataError as error:
@@ -75,7 +75,7 @@ def _check(decoder: Decoder, source: ImageSource) -> _Checked | str:
 
 
 def cut_path(note: str, paths: Sequence[str]) -> str:
-    """Leave the path out, so that equal remarks about many files are counted as one."""
+    """Remove the path from a note, so that equal notes about many files are counted together."""
     for path in paths:
         note = note.removeprefix(f"{show_path(path)}: ")
     return note
@@ -83,15 +83,15 @@ def cut_path(note: str, paths: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The good ones of some sources.
+    """Good images among some sources.
 
     Args:
-        images: [n] int64, their numbers among all sources.
-        heights_px: [n] int64.
-        widths_px: [n] int64.
-        channels: Channels of all of them.
-        dtype: Name of the dtype of all of them.
-        skipped: (first path, what is wrong) of the others.
+        images: [n] int64, number of each image among all sources.
+        heights_px: [n] int64, height of each image.
+        widths_px: [n] int64, width of each image.
+        channels: Number of channels, which all images share.
+        dtype: Name of the dtype, which all images share.
+        skipped: (first path, what is wrong) of the other sources.
     """
 
     images: Ints
@@ -103,7 +103,7 @@ class Survey:
 
     @classmethod
     def of(cls, rows: Ints, bad: Sequence[tuple[str, str]]) -> Self:
-        """Of what `scan_headers` returns, where good images are alike and there is one at least."""
+        """Make a survey from the result of `scan_headers`; it needs a good image, and all must be alike."""
         images = np.flatnonzero(rows[:, 0])
         channels, heights_px, widths_px, dtypes = rows[images].T.copy()
         dtype = DTYPES[dtypes[0]]
@@ -111,29 +111,29 @@ class Survey:
 
     @property
     def pixels_bytes(self) -> int:
-        """Bytes of all images, decoded."""
+        """Decoded bytes of all images."""
         pixels = int((self.heights_px * self.widths_px).sum())
         return pixels * self.channels * np.dtype(self.dtype).itemsize
 
     @property
     def most_bytes(self) -> int:
-        """Bytes of the largest image."""
+        """Decoded bytes of the largest image."""
         most_pixels = int((self.heights_px * self.widths_px).max())
         return most_pixels * self.channels * np.dtype(self.dtype).itemsize
 
     def check(self, image: int, pixels: Array, path: str) -> Array:
-        """Hold a decoded image against its header.
+        """Compare a decoded image with its header.
 
         Args:
-            image: Its place among the good ones.
-            pixels: What the decoder gave.
-            path: For the message.
+            image: Its position among the good images.
+            pixels: Pixels that the decoder returned.
+            path: Path that the message names.
 
         Returns:
             The pixels, contiguous and little-endian.
 
         Raises:
-            DataError: Shape or dtype are not those of the header.
+            DataError: Shape or dtype differ from the header.
         """
         shape = (self.channels, int(self.heights_px[image]), int(self.widths_px[image]))
         if pixels.shape != shape or pixels.dtype.name != self.dtype:
@@ -153,14 +153,14 @@ def survey_sources(
     Args:
         sources: The images.
         decoder: Reads the headers.
-        on_bad: ``error`` raises one error that lists all bad sources, ``skip`` leaves them out, and
-            those whose dtype or number of channels is not that of most.
-        progress: Show a bar if it takes long.
+        on_bad: ``error`` raises one error that lists all bad sources. ``skip`` skips them, and
+            those whose dtype or number of channels differs from most.
+        progress: Show a progress bar if reading takes long.
 
     Raises:
         ConfigError: An argument is not allowed.
-        DataError: There are no good sources, or bad ones under ``error``, or they do not share
-            dtype and channels.
+        DataError: There are no good sources, or there are bad ones under ``error``, or dtype or
+            channels differ.
     """
     check_choice("on_bad", on_bad, get_args(OnBad))
     if not sources:
@@ -168,7 +168,7 @@ def survey_sources(
     rows, bad = scan_headers(sources, decoder, progress=progress)
     if on_bad == "skip" and rows.any():
         bad += leave_out_unlike(rows, sources, find_usual(rows))
-    # The others are decoded too, so that one list names all that is wrong.
+    # The other sources are decoded too, so that one list names all faults.
     if bad and on_bad == "error":
         bad = find_all_faults(sources, decoder, bad)
     raise_bad(bad, len(sources), on_bad)
@@ -185,11 +185,11 @@ def scan_headers(
     Args:
         sources: The images.
         decoder: Reads the headers.
-        progress: Show a bar if it takes long.
+        progress: Show a progress bar if reading takes long.
 
     Returns:
-        [n, 4] channels, height and width in px and number of the dtype of each image, 0 of bad
-        ones; and (first path, what is wrong) of these.
+        [n, 4] channels, height px, width px and number of the dtype of each image, with zeros for
+        bad ones; and (first path, what is wrong) of each bad one.
     """
     headers = ordered_map(lambda source: _read_header(decoder, source), sources, count_threads())
     rows = np.zeros((len(sources), 4), np.int64)
@@ -206,12 +206,12 @@ def scan_headers(
 def find_all_faults(
     sources: Sequence[ImageSource], decoder: Decoder, bad: Sequence[tuple[str, str]]
 ) -> list[tuple[str, str]]:
-    """Decode the sources whose headers are good, to list all that is wrong in the order of the sources.
+    """Decode the sources with good headers, and list all faults in the order of the sources.
 
     Args:
         sources: The images.
         decoder: Decodes one source.
-        bad: (first path, what is wrong) of those with bad headers.
+        bad: (first path, what is wrong) of the sources with bad headers.
     """
     known = {path for path, _ in bad}
     others = [source for source in sources if source.paths[0] not in known]
@@ -225,16 +225,16 @@ def raise_bad(
 ) -> None:
     """Raise one error for all bad sources.
 
-    Under ``skip`` only if no good ones are left.
+    Under ``skip``, raise it only if no good ones are left.
 
     Args:
-        bad: (path, what is wrong) of each.
-        total: Of all sources.
+        bad: (path, what is wrong) of each bad source.
+        total: Number of all sources.
         on_bad: ``error`` or ``skip``.
-        what: Each of them is, for the message.
+        what: Singular noun for a source in the message.
 
     Raises:
-        DataError: Lists the bad sources.
+        DataError: There are bad sources, which the error lists.
     """
     if on_bad == "skip" and len(bad) < total:
         return
@@ -244,14 +244,14 @@ def raise_bad(
 
 
 def report_bad(problems: Problems, total: int, on_bad: OnBad, *, what: str = "image") -> None:
-    """Raise one error for all bad sources, or warn of them where they are left out; see `raise_bad`."""
+    """Raise one error for all bad sources, or log a warning if they are skipped; see `raise_bad`."""
     raise_bad(problems.entries, total, on_bad, what=what)
     headline = counted_of(len(problems), total, what, "is", "are")
     problems.warn_if_any(log, f"{headline} bad and skipped")
 
 
 def _read_header(decoder: Decoder, source: ImageSource) -> tuple[int, int, int, int] | str:
-    """Return channels, height, width and the number of the dtype; or what is wrong."""
+    """Return channels, height, width and the number of the dtype, or what is wrong."""
     try:
         channels, height_px, width_px, dtype = decoder.header(source)
     except (DataError, OSError) as error:
@@ -266,7 +266,7 @@ def _read_header(decoder: Decoder, source: ImageSource) -> tuple[int, int, int, 
 
 
 def find_usual(rows: Ints) -> Ints:
-    """Return the first of some rows, as of `scan_headers`, with the dtype and channels that most of them have."""
+    """Return the first row of `scan_headers` with the most frequent dtype and number of channels."""
     good = rows[rows[:, 0] > 0]
     kinds = Counter(map(tuple, good[:, [0, 3]].tolist()))
     ((kind, _),) = kinds.most_common(1)
@@ -277,15 +277,15 @@ def find_usual(rows: Ints) -> Ints:
 def leave_out_unlike(
     rows: Ints, sources: Sequence[ImageSource], usual: Ints
 ) -> list[tuple[str, str]]:
-    """Make those rows 0 whose dtype or number of channels is another.
+    """Set rows to 0 whose dtype or number of channels differs from the usual ones.
 
     Args:
-        rows: [n, 4] as of `scan_headers`.
-        sources: Of these images.
-        usual: [4], the row that all have to be like.
+        rows: [n, 4] as `scan_headers` returns them.
+        sources: Sources of these images.
+        usual: [4], a row with the usual dtype and number of channels.
 
     Returns:
-        (first path, what is wrong) of these images.
+        (first path, what is wrong) of the images that differ.
     """
     is_other = (rows[:, [0, 3]] != usual[[0, 3]]).any(axis=1) & (rows[:, 0] > 0)
     bad = []
@@ -302,14 +302,14 @@ def _describe(row: Ints) -> str:
 
 
 def check_alike(rows: Ints, sources: Sequence[ImageSource]) -> None:
-    """Refuse images of several dtypes or numbers of channels, with an example of each.
+    """Refuse images that differ in dtype or number of channels, with an example of each.
 
     Args:
-        rows: [n, 4] as `_read_header` gives them.
-        sources: Of these images.
+        rows: [n, 4] as `_read_header` returns them.
+        sources: Sources of these images.
 
     Raises:
-        DataError: They do not fit together.
+        DataError: The images differ.
     """
     problems = Problems()
     dtypes = [DTYPES[number] for number in rows[:, 3].tolist()]
@@ -331,7 +331,7 @@ def _add_others(
     quantity: str,
     hint: str,
 ) -> None:
-    """Add the first source of each value that is not that of the first source."""
+    """Add the first source of each value that differs from the value of the first source."""
     first_sources: dict[str, ImageSource] = {}
     for value, source in zip(values, sources, strict=True):
         first_sources.setdefault(value, source)

@@ -1,4 +1,4 @@
-"""Headers of TIFF files by tifffile: what one page holds, without decoding, and what is refused before it is."""
+"""Headers of TIFF files by tifffile: describe one page without decoding it, and refuse bad ones first."""
 
 import json
 import math
@@ -14,15 +14,15 @@ from lit_data.images.header_raster import open_jpeg, refusing
 from lit_data.images.read_options import StoredImage
 
 _MAX_PAGES = 65_536
-_MAX_HEADER_BYTES = 64 * 2**20  # of tags in all; tables of 4 million tiles are as long
+_MAX_HEADER_BYTES = 64 * 2**20  # of all tags together, as for tables of 4 million tiles
 
-# Decoders of other compressions ask for memory by what the stream claims, before the page's size
-# can limit them.
+# Decoders of other compressions allocate memory by the claims of the stream, before the size of the
+# page can limit them.
 _NONE = 1
 _JPEG = 7
 _COMPRESSIONS = {_NONE: "none", 2: "CCITT", 3: "CCITT", 4: "CCITT", 5: "LZW", _JPEG: "JPEG"}
 _COMPRESSIONS |= {8: "deflate", 32946: "deflate", 32773: "PackBits", 50000: "Zstandard"}
-_FAX = (2, 3, 4)  # compressions whose pages are white where nothing is said
+_FAX = (2, 3, 4)  # compressions whose pages are white by default
 
 _BLOCK_PX = 16  # a JPEG stream may be rounded up to whole blocks
 
@@ -44,7 +44,7 @@ _COLOUR_MODELS = {
     32845: "LogLuv",
     34892: "raw data of a camera",
 }
-"""Photometric interpretations whose numbers are neither gray nor red, green and blue."""
+"""Photometric interpretations other than gray, and red, green and blue."""
 
 _ALPHA = (1, 2)  # kinds of extra samples: associated and unassociated alpha
 _CHUNKY = 1
@@ -55,14 +55,14 @@ _NUMBERS = (
 )  # fmt: skip
 _PIXEL_TAGS = {256, 257, 258, 259, 262, 266, 273, 277, 278, 279, 284, 317, 320, *range(322, 326)}
 _PIXEL_TAGS |= {338, 339, 347, 32997}
-"""Tags without which the pixels would be others."""
+"""Tags that change the pixels."""
 
 
 def open_tiff(stream: BinaryIO | Rationed) -> Any:  # noqa: ANN401 - tifffile ships no types here
-    """Open a TIFF whose pages are its directories in order, whichever instrument wrote it."""
+    """Open a TIFF with its directories in order as pages, whichever instrument wrote it."""
     import tifffile
 
-    stream.seek(0)  # places are counted from here
+    stream.seek(0)  # offsets are counted from here
     return tifffile.TiffFile(stream, is_lsm=False, is_ndpi=False, is_scanimage=False)
 
 
@@ -70,16 +70,16 @@ def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None, key: s
     """Read the tags of a page.
 
     Args:
-        stream: The file, anywhere.
-        size_bytes: Its size.
-        page: From 0; None refuses files of several pages.
-        key: Of the options in a configuration, for messages.
+        stream: The file, at any position.
+        size_bytes: Size of the file.
+        page: Number of the page, from 0; None refuses files of several pages.
+        key: Key of the options in a configuration, for messages.
 
     Returns:
         The image; samples marked as alpha are its alpha channels.
 
     Raises:
-        DataError: damaged, cut, of several pages, or of a kind that is not read.
+        DataError: The file is damaged, truncated, of several pages, or of an unsupported kind.
     """
     rationed = Rationed(stream, min(2 * size_bytes, _MAX_HEADER_BYTES) + 2**16)
     with refusing("TIFF"), open_tiff(rationed) as tiff:
@@ -98,7 +98,7 @@ def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None, key: s
 
 
 def _check_chain(stream: BinaryIO, tiff: Any) -> None:  # noqa: ANN401 - as `open_tiff` returns it
-    """Refuse a chain of directories that tifffile follows no further although it does not end."""
+    """Refuse a chain of directories that tifffile stops following before its end."""
     stream.seek(tiff.pages.next_page_offset)
     following = stream.read(tiff.tiff.offsetsize)
     if len(following) < tiff.tiff.offsetsize or any(following):
@@ -110,7 +110,7 @@ def _check_chain(stream: BinaryIO, tiff: Any) -> None:  # noqa: ANN401 - as `ope
 
 
 def _check_tags(stream: BinaryIO, page: Any) -> None:  # noqa: ANN401 - a page of tifffile
-    """Refuse a page of whose tags tifffile left out some that matter, or took one for another."""
+    """Refuse a page if tifffile left out or confused tags that matter."""
     layout = page.parent.tiff
     stream.seek(page.offset)
     (count,) = struct.unpack(layout.tagnoformat, stream.read(layout.tagnosize))
@@ -138,7 +138,7 @@ def _describe(
 ) -> StoredImage:
     photometric = _read_colour_model(page)
     samples = page.samplesperpixel
-    planes = samples if page.planarconfig == _PLANAR else 1  # else the samples of a pixel are one
+    planes = samples if page.planarconfig == _PLANAR else 1  # else samples are interleaved
     grid = _read_grid(page, planes)
     bits = _read_depth(page)
     notes = _check_segments(stream, size_bytes, page, grid, bits * samples // planes)
@@ -171,7 +171,7 @@ def _describe(
 
 @dataclass(frozen=True, slots=True)
 class SegmentGrid:
-    """Tiles or strips of a page of ``height_px`` x ``width_px``."""
+    """Tiles or strips of a page of ``height_px`` x ``width_px`` pixels."""
 
     height_px: int
     width_px: int
@@ -192,7 +192,7 @@ class SegmentGrid:
 
     @property
     def count(self) -> int:
-        """Segments of all planes."""
+        """Number of segments of all planes."""
         area = self.segment_height_px * self.segment_width_px
         return self.padded_height_px * self.padded_width_px // area * self.planes
 
@@ -202,10 +202,10 @@ def _read_grid(page: Any, planes: int) -> SegmentGrid:  # noqa: ANN401 - a page 
 
     Args:
         page: The page.
-        planes: How often the grid is stored: once, or once for each sample of a planar page.
+        planes: Number of grids: one, or one for each sample of a planar page.
 
     Raises:
-        DataError: one of the sizes is 0.
+        DataError: A size is 0.
     """
     height_px, width_px = page.imagelength, page.imagewidth
     tiled = 322 in page.tags
@@ -228,16 +228,16 @@ def _check_segments(
 
     Args:
         stream: The file.
-        size_bytes: Its size.
+        size_bytes: Size of the file.
         page: The page.
-        grid: Of the page.
+        grid: Segments of the page.
         sample_bits: Bits of one pixel in one plane.
 
     Returns:
-        What a user should know.
+        Notes for the user.
 
     Raises:
-        DataError: says what was expected and found.
+        DataError: Segments are bad; the error states what was expected and what was found.
     """
     if page.compression not in _COMPRESSIONS or page.predictor not in (1, 2, 3):
         names = ", ".join(dict.fromkeys(_COMPRESSIONS.values()))
@@ -276,7 +276,7 @@ def _check_jpeg_sizes(
     stream: BinaryIO, segments: Sequence[tuple[int, int]], grid: SegmentGrid
 ) -> None:
     """Refuse JPEG streams that claim to be larger than their segments."""
-    # The decoder makes room for what each stream claims, so the claims are read first.
+    # The decoder allocates memory by the claims of each stream, so these are read first.
     for start, count in segments:
         if count == 0:
             continue
@@ -293,7 +293,7 @@ def _read_colour_model(page: Any) -> int:  # noqa: ANN401 - a page of tifffile
     """Return the photometric interpretation of a page of gray levels, inks, or red, green and blue.
 
     Raises:
-        DataError: It is another.
+        DataError: The page has another interpretation.
     """
     usual = _WHITE_IS_ZERO if page.compression in _FAX else _BLACK_IS_ZERO
     photometric = int(page.tags.valueof(262, usual))
@@ -309,7 +309,7 @@ def _read_colour_model(page: Any) -> int:  # noqa: ANN401 - a page of tifffile
 
 
 def _find_alpha(page: Any, samples: int) -> tuple[int, ...]:  # noqa: ANN401 - a page of tifffile
-    """Find the alpha channels, which are among the extra samples behind the colors."""
+    """Find the alpha channels, which are among the extra samples after the colors."""
     extra_kinds = page.extrasamples[:samples]
     first = samples - len(extra_kinds)
     alpha = tuple(number for number, kind in enumerate(extra_kinds, first) if kind in _ALPHA)
@@ -320,10 +320,10 @@ def _find_alpha(page: Any, samples: int) -> tuple[int, ...]:  # noqa: ANN401 - a
 
 
 def _read_depth(page: Any) -> int:  # noqa: ANN401 - a page of tifffile
-    """Return the bits of a sample.
+    """Return the number of bits of a sample.
 
     Raises:
-        DataError: Samples differ in them, or are of a kind that has no dtype.
+        DataError: The samples differ in bits, or no dtype fits them.
     """
     bits: object = page.bitspersample
     if page.dtype is None or not isinstance(bits, int) or page.dtype.kind not in "buif":
@@ -343,8 +343,8 @@ def _check_page_count(page: Any, pages: int, wanted: int | None, key: str) -> No
 
 
 def _count_hidden_images(page: Any) -> int:  # noqa: ANN401 - a page of tifffile
-    """Images that follow the first one without a directory, as ImageJ, tifffile and MetaMorph write large stacks."""
-    text = page.description  # in which writers keep their own facts
+    """Count the images of a page; large stacks of ImageJ, tifffile and MetaMorph have one directory."""
+    text = page.description  # where writers keep facts of their own
     images = re.search(r"^images=(\d{1,18})\s*$", text, re.MULTILINE)
     if text.startswith("ImageJ=") and images:
         return int(images[1])
@@ -352,7 +352,7 @@ def _count_hidden_images(page: Any) -> int:  # noqa: ANN401 - a page of tifffile
         try:
             total = math.prod(int(length) for length in json.loads(text)["shape"])
         except (ValueError, TypeError, KeyError, RecursionError):
-            return 1  # somebody's own text
+            return 1  # a text of another program
         values: int = page.imagewidth * page.imagelength * page.samplesperpixel
         return total // max(1, values)
     planes = page.tags.get(33629)  # of MetaMorph

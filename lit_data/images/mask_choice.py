@@ -1,4 +1,4 @@
-"""Options of masks that follow from what the masks of a dataset hold."""
+"""Options of masks that follow from the values in the masks of a dataset."""
 
 import logging
 import re
@@ -29,10 +29,10 @@ from lit_inspect.counts import counted
 log = logging.getLogger(__name__)
 
 _SAMPLED_MASKS = 64
-_SAMPLED_PIXELS = 2**16  # of an image, which have more colours than those of masks
+_SAMPLED_PIXELS = 2**16  # of an image; a picture has more colours there than a mask
 _MOST_LABEL_BYTES = 100_000
 _MOST_COLOURS = 32  # of classes; pictures have far more
-_MOST_CLASSES = 16  # as numbers that are taken for classes
+_MOST_CLASSES = 16  # small numbers that count as classes
 _VOC_FOLDER = "SegmentationClass"
 _MOST_VOC = 32  # numbers of classes, beside 255
 _END = 32  # grey levels next to black and to white
@@ -40,25 +40,25 @@ _END = 32  # grey levels next to black and to white
 _NEARLY_WHITE = slice(240, 255)
 _MOST_BETWEEN = 0.1  # of the pixels of masks whose edges alone are grey
 _THRESHOLD = 128
-_HALF = 0.5  # of the pixels
+_HALF = 0.5  # fraction of the pixels
 _TIFF_SUFFIXES = (".tif", ".tiff")
 _MOST_HEADERS = 4096  # of TIFF masks, a fraction of a second
 _STORED = replace(MaskOptions().read, alpha="drop")
 
 
 def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
-    """Return options that fit the masks of a dataset, and log what was chosen.
+    """Return options that fit the masks of a dataset, and log the choice.
 
-    Masks that are transparent outside of the defect are read from their alpha channel. Few colors
-    are those of classes; of two classes, any color on black is the defect. Masks that were scaled
-    smoothly or saved as JPEG have gray edges: nearly all of their pixels are nearly black or nearly
-    white, and the rest lies in between. In masks of two values, such as 0 and 38, or of a few small
-    numbers, all but 0 is the defect.
+    Masks that are transparent outside the defect are read from their alpha channel. A small number
+    of colors counts as one color for each class; with two classes, any color on black is the
+    defect. Masks that were scaled smoothly or saved as JPEG have gray edges: nearly all of their
+    pixels are almost black or almost white, and the rest is in between. In masks of two values,
+    such as 0 and 38, or of a few small numbers, all values but 0 are the defect.
 
     Args:
-        masks: All masks of the dataset; up to 64 of them are looked at.
-        options: With a scale, a threshold or colors they are returned as they are; with more than
-            two classes only colors are looked for.
+        masks: All masks of the dataset; up to 64 of them are read.
+        options: Options to complete. If they have a scale, a threshold or colors, they are returned
+            unchanged; with more than two classes, only colors are searched for.
     """
     options = choose_inversion(masks, options)
     is_open = options.scale == "auto" and options.threshold is None and options.ignore is None
@@ -86,15 +86,15 @@ def _sample(masks: Sequence[Path], most: int = _SAMPLED_MASKS) -> list[Path]:
 
 
 def choose_inversion(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
-    """Return options that say whether masks which store white as 0 are taken as seen or as stored.
+    """Return options that decide whether masks that store white as 0 are read as shown or as stored.
 
-    Some programs turn pixels round with that tag, others write it beside numbers of which 0 is the
-    background. Defects are the smaller part, so most pixels of the masks tell which.
+    Some programs invert the pixels when they write that tag; others write it although 0 is the
+    background. Defects are the smaller part, so the majority of pixels tells which.
 
     Args:
-        masks: All masks of the dataset; the headers of up to 4096 TIFF files are looked at.
-        options: Those of which ``invert`` is not ``auto``, or that name colors or classes, are
-            returned as they are.
+        masks: All masks of the dataset; the headers of up to 4096 TIFF files are read.
+        options: Options to complete. If ``invert`` is not ``auto``, or they name colors or classes,
+            they are returned unchanged.
     """
     if options.invert != "auto" or options.classes > 2 or options.colours is not None:
         return options
@@ -113,7 +113,7 @@ def choose_inversion(masks: Sequence[Path], options: MaskOptions) -> MaskOptions
 
 
 def _stores_white_as_zero(path: Path) -> bool:
-    """Return True if the tags of a TIFF say so; False also where it cannot be read."""
+    """Return True if the tags of a TIFF say so, and False if it cannot be read."""
     try:
         return read_header(path, _STORED).stored.white_is_zero
     except DataError:  # named where all masks are read
@@ -121,7 +121,7 @@ def _stores_white_as_zero(path: Path) -> bool:
 
 
 def _measure_zeros(path: Path) -> float:
-    """Return the share of pixels that are stored as 0; none where it cannot be read."""
+    """Return the fraction of pixels that are stored as 0, or 0 if the file cannot be read."""
     try:
         return float(np.mean(read_image(path, _STORED) == 0))
     except DataError:  # named where all masks are read
@@ -129,15 +129,15 @@ def _measure_zeros(path: Path) -> float:
 
 
 def _are_of_voc(counts: Ints) -> bool:
-    """Return True if masks hold small numbers, and 255 for pixels that count as neither."""
+    """Return True if masks have small numbers, and 255 for ignored pixels."""
     return bool(counts[0] and counts[IGNORED] and not counts[_MOST_VOC:IGNORED].any())
 
 
 def _choose_channels(
     masks: Sequence[Path], options: MaskOptions, readable: list[Ints]
 ) -> tuple[MaskOptions, list[Ints]]:
-    """Return options for masks of several channels, and how often each mask has each value then."""
-    # An opaque mask among them would be all defect; and what was asked of alpha holds.
+    """Return options for masks of several channels, and the resulting count of each value by mask."""
+    # An opaque mask among them would be all defect, and an explicit option for alpha prevails.
     if options.classes == 2 and options.alpha == "opaque" and not readable:
         alpha_only = replace(options, alpha="only")
         counts = list(_count_readable(masks, alpha_only))
@@ -159,8 +159,8 @@ def _count_colours(masks: Sequence[Path], options: MaskOptions) -> tuple[Counter
     """Read masks as colors.
 
     Returns:
-        Pixels of each packed color, up to one more color than classes have; and of each mask that
-        can be read how often its largest channel has each of 256 values.
+        Pixels of each packed color, up to one color more than the most classes; and for each
+        readable mask the count of each of 256 values in its largest channel.
     """
     read = replace(options, classes=2, colours=((0, 0, 0), (255, 255, 255))).read
     pixel_counts: Counter[int] = Counter()
@@ -200,17 +200,17 @@ def _choose_threshold(counts: Ints, mask_count: int, options: MaskOptions) -> Ma
 def _name_colours(
     pixel_counts: Counter[int], names: dict[int, str], options: MaskOptions
 ) -> MaskOptions:
-    """Return options with the colors of masks, those that have names first.
+    """Return options with the background first, then the named colors of masks, then the others.
 
-    The background comes before them: black, or else the most frequent color.
+    The background is black, or else the most frequent color.
 
     Args:
         pixel_counts: Pixels of each packed color.
-        names: Of packed colors.
-        options: The options before.
+        names: Names of packed colors.
+        options: Options to complete.
 
     Raises:
-        DataError: They are for another number of classes.
+        DataError: The options have another number of classes.
     """
     background = 0 if 0 in pixel_counts else pixel_counts.most_common(1)[0][0]
     named = [colour for colour in names if colour != background]
@@ -239,7 +239,7 @@ def _name_colours(
 def _read_label_map(folder: Path) -> dict[int, str]:
     """Read the names of colors from CVAT's ``labelmap.txt``.
 
-    It lies beside the masks or up to two folders above.
+    The file is beside the masks or up to two folders above.
     """
     for label_folder in (folder, *folder.parents[:2]):
         path = label_folder / "labelmap.txt"
@@ -251,7 +251,7 @@ def _read_label_map(folder: Path) -> dict[int, str]:
 
 
 def _read_label(line: str) -> tuple[int, str] | None:
-    """Read ``name:128,0,0::``."""
+    """Read a line such as ``name:128,0,0::``."""
     name, _, rest = line.partition(":")
     parts = rest.partition(":")[0].split(",")
     if (
@@ -264,7 +264,7 @@ def _read_label(line: str) -> tuple[int, str] | None:
 
 
 def may_be_mask(path: Path) -> bool:
-    """Return True if an image has few values or colors, or gray edges between black and white alone."""
+    """Return True if an image has few values or colors, or is black and white except for gray edges."""
     try:
         pixels = read_image(path, ReadOptions(alpha="drop"))
     except DataError:
@@ -277,10 +277,10 @@ def may_be_mask(path: Path) -> bool:
 
 
 def has_grey_edges(counts: Ints) -> bool:
-    """Return True if masks are black and white but for their edges.
+    """Return True if masks are black and white except for their edges.
 
     Args:
-        counts: [256] pixels of each value.
+        counts: [256] number of pixels of each value.
     """
     between = counts[_END : 256 - _END]
     nearly_white = counts[_NEARLY_WHITE]
@@ -289,10 +289,10 @@ def has_grey_edges(counts: Ints) -> bool:
 
 
 def count_values(path: Path, options: MaskOptions) -> Ints | None:
-    """Count how often a mask has each of 256 values; None where it has others.
+    """Count the pixels of each of 256 values in a mask; return None if it has other values.
 
     Raises:
-        DataError: It cannot be read as a mask.
+        DataError: The file cannot be read as a mask.
     """
     mask = to_whole_numbers(read_image(path, options.read))
     if mask.dtype.kind == "f" or mask.min() < 0 or mask.max() > 255:

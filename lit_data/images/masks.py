@@ -1,4 +1,4 @@
-"""Masks: pixels whose values are class numbers, never colors."""
+"""Masks, whose pixels are class numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from lit_data.images.readers import read_image
 
 _MOST_SHOWN = 10
 _SMALL = 16  # class numbers that may have gaps
-_FEW = 64  # class numbers, which grey edges go far beyond
+_FEW = 64  # class numbers; grey edges have far more values
 _CHANNELS: dict[str, Literal["collapse", "brightest"]] = {
     "equal": "collapse",
     "brightest": "brightest",
@@ -39,27 +39,28 @@ class MaskOptions:
     """Rules for turning a file into class numbers.
 
     Attributes:
-        classes: Number of classes, background included; 2 to 256.
-        scale: Values of a mask of two classes: ``0_1``, ``0_255``, or ``auto`` for either of them,
-            or for 0 and 65535 of 16 bits, in each file. With more classes the values are the class numbers.
-        threshold: With two classes: values from it on are the defect, all below are background,
-            whatever they are; for masks with gray edges, as smooth scaling and JPEG leave them.
-            None refuses such masks.
+        classes: Number of classes, including the background; 2 to 256.
+        scale: Values of a mask of two classes: ``0_1``, ``0_255``, or ``auto``, which accepts
+            either, and 0 and 65535 of 16 bits, in each file. With more classes, the values are the
+            class numbers.
+        threshold: With two classes, values from the threshold up are the defect, and all values
+            below are background. For masks with gray edges, from smooth scaling or JPEG. None
+            refuses such masks.
         palette: ``index`` takes the numbers of a palette image, ``expand`` its colors, which must
-            be greys: for black and white masks whose numbers mean nothing.
-        colours: ``[red, green, blue]`` of each class, that of the background first, where masks are
-            colors, as exports of LabelMe and CVAT are; with two classes all but the first mark the
-            defect. None: values are numbers.
-        ignore: Value of pixels that neither train nor are scored, such as 255; they get the number
-            255. None: there is none.
-        invert: False takes the numbers that are stored, ``photometric`` what is seen where the TIFF
-            tags say that white is stored as 0; numbers of classes stay. ``auto`` is settled by the
-            masks of a dataset, see `choose_inversion`, and takes what is stored in a single file.
-            True makes the background of every mask the defect, and the reverse.
+            be grays: for black and white masks whose numbers have no meaning.
+        colours: ``[red, green, blue]`` of each class, the background first, if masks are colors,
+            as in exports of LabelMe and CVAT. With two classes, all colors but the first mark the
+            defect. None means that values are numbers.
+        ignore: Value of pixels that are excluded from training and scores, such as 255; they get
+            the number 255. None means that there is no such value.
+        invert: False takes the numbers as stored, ``photometric`` as shown if the TIFF tags say
+            that white is stored as 0; class numbers stay. ``auto`` is decided by the masks of a
+            dataset, see `choose_inversion`, and takes the numbers of a single file as stored. True
+            swaps background and defect in every mask.
         page: As in ``ReadOptions``.
-        alpha: As in ``ReadOptions``; ``only`` for masks that are transparent outside of the defect.
-        channels: ``equal`` refuses channels that differ; ``brightest`` takes the largest of them,
-            for two classes: anything that is not black is the defect.
+        alpha: As in ``ReadOptions``; ``only`` for masks that are transparent outside the defect.
+        channels: ``equal`` refuses channels that differ; ``brightest`` takes the largest of them.
+            With two classes, anything that is not black is then the defect.
         exif: As in ``ReadOptions``; choose the same for images and masks.
         strict_extension: As in ``ReadOptions``.
         max_pixels: As in ``ReadOptions``.
@@ -145,9 +146,9 @@ class MaskOptions:
 
     @property
     def read(self) -> ReadOptions:
-        """Rules for the file of a mask."""
+        """Rules for reading the file of a mask."""
         has_colours = self.colours is not None
-        # Numbers of classes mean what they are, whatever would be seen.
+        # Class numbers mean themselves, whatever a viewer would show.
         is_seen = self.invert == "photometric" and (has_colours or self.classes == 2)
         return _MaskReadOptions(
             page=self.page,
@@ -173,13 +174,13 @@ def read_mask(path: PathText, options: MaskOptions = DEFAULT_MASK) -> Bytes:
 
     Args:
         path: A file as for ``read_image``.
-        options: The rules.
+        options: Rules for reading it.
 
     Returns:
         [1, H, W] uint8 class numbers.
 
     Raises:
-        DataError: as ``read_image``, or a value that is no class.
+        DataError: As ``read_image``, or a value is not a class.
     """
     mask = read_image(path, options.read)
     with naming(path):
@@ -190,14 +191,14 @@ def number_classes(mask: Array, options: MaskOptions) -> Bytes:
     """Turn the values of a mask into class numbers.
 
     Args:
-        mask: [1, H, W] as read under ``options.read``; [3, H, W] where the options name colors.
-        options: The rules.
+        mask: [1, H, W] as read under ``options.read``; [3, H, W] if the options name colors.
+        options: Rules for the values.
 
     Returns:
-        [1, H, W] uint8; 255 where pixels are ignored.
+        [1, H, W] uint8; 255 for ignored pixels.
 
     Raises:
-        DataError: a value or a color that is no class, or values that are not whole numbers.
+        DataError: A value or a color is not a class, or values are not integers.
     """
     ignored = None if options.ignore is None else mask == options.ignore
     if options.colours is not None:
@@ -205,7 +206,7 @@ def number_classes(mask: Array, options: MaskOptions) -> Bytes:
     elif ignored is None:
         numbers = _number(mask, options)
     else:
-        # They are background while the other values are checked, since their own is no class.
+        # They count as background during the check, since their value is not a class.
         numbers = _number(np.where(ignored, mask.dtype.type(0), mask), options)
     if options.invert is True:
         numbers = np.uint8(1) - numbers
@@ -215,7 +216,7 @@ def number_classes(mask: Array, options: MaskOptions) -> Bytes:
 
 
 def to_whole_numbers(mask: Array) -> Array:
-    """Return the values of a mask as integers; other floats than whole numbers stay as they are."""
+    """Return the values of a mask as integers; floats stay if they are not whole numbers."""
     if mask.dtype == np.bool_:
         return mask.view(np.uint8)
     if mask.dtype.kind != "f" or not (np.abs(mask) < 2**31).all():  # NaN is not less either
@@ -257,7 +258,7 @@ def _number_colours(mask: Array, colours: Sequence[Sequence[int]], classes: int)
     if mask.dtype != np.uint8:
         raise DataError(f"mask of {mask.dtype}; color masks have 8 bits; save it as 8-bit PNG")
     packed = pack_colours(mask)
-    numbers = np.full(mask.shape[1:], -1)  # of no colour that is named
+    numbers = np.full(mask.shape[1:], -1)  # stands for unnamed colours
     for number, colour in enumerate(colours):
         # Of two classes, all colours but the first are the defect.
         class_number = number if classes > 2 else min(number, 1)
@@ -273,7 +274,7 @@ def _number_colours(mask: Array, colours: Sequence[Sequence[int]], classes: int)
 
 
 def widen_bits(mask: Array) -> Array:
-    """Return a mask of single bits as black and white of 8 bits; any other as it is."""
+    """Convert a mask of single bits to 8-bit black and white; return other masks unchanged."""
     return mask.view(np.uint8) * np.uint8(255) if mask.dtype == np.bool_ else mask
 
 
@@ -316,7 +317,7 @@ def _explain(values: Array, allowed: str, options: MaskOptions) -> str:
 
 
 def _are_class_numbers(values: Array) -> bool:
-    """Return True if values, in order, may be numbers of classes, of which some do not occur."""
+    """Return True if sorted values may be class numbers, of which some do not occur."""
     largest = int(values[-1])
     return largest < _SMALL or (largest < _FEW and 2 * len(values) > largest)
 
@@ -355,7 +356,7 @@ def _cure_edges(values: Array) -> str:
     below_white = values[:-1]
     if values[-1] != 255 or len(below_white) == 0 or below_white[-1] == 0:
         return cure
-    # Small numbers and 255: classes, and pixels that are to be ignored.
+    # Small numbers and 255: classes and ignored pixels.
     classes = int(below_white[-1]) + 1
     if classes > _SMALL and (classes >= _FEW or 2 * len(values) <= classes):
         return cure
@@ -364,7 +365,7 @@ def _cure_edges(values: Array) -> str:
 
 
 def show_values(values: Array) -> str:
-    """Show the first values, and how many more there are."""
+    """Return the first values as text, with the number of further ones."""
     first = ", ".join(map(str, values[:_MOST_SHOWN]))
     if len(values) <= _MOST_SHOWN:
         return first

@@ -1,4 +1,4 @@
-"""Headers of NumPy arrays, and directories of archives of them, that may come from anybody."""
+"""Headers of NumPy arrays, and directories of archives of them, from untrusted sources."""
 
 import math
 import re
@@ -18,10 +18,10 @@ MAGIC = b"\x93NUMPY"
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_CHANNELS = 16
-"""A first or last axis of at most this length can be the channels of a 3-D array."""
+"""Longest first or last axis of a 3-D array that can be the channels."""
 
 NPY_LOCK = threading.Lock()
-"""NumPy reads a header by `ast`, whose depth Python 3.11 counts for all threads together: two at once may fail."""
+"""Lock for `ast`, by which NumPy reads headers: Python 3.11 counts its depth for all threads together."""
 
 _PIXEL_DTYPES = "biuf"
 
@@ -32,14 +32,14 @@ _ENCRYPTED = 1  # flag bit
 
 @dataclass(frozen=True, slots=True)
 class NpyHeader:
-    """Shape and dtype of a stored array; its values follow the header without a gap."""
+    """Shape and dtype of a stored array, whose values directly follow the header."""
 
     shape: tuple[int, ...]
     dtype: "np.dtype[Any]"
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values."""
+        """Number of bytes of the values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -47,15 +47,15 @@ def read_npy_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
     """Read the header of an array of pixels.
 
     Args:
-        stream: The file, anywhere.
-        size_bytes: Its size.
+        stream: The file, at any position.
+        size_bytes: Size of the file.
 
     Returns:
-        The image. A 2-D array is one channel; of a 3-D array the shorter one of the first and the
-        last axis is the channels (the first if they are equal) and has at most 16 entries.
+        The image. A 2-D array is one channel. In a 3-D array, the shorter one of the first and the
+        last axis is the channels (the first if they are equal), with at most 16 entries.
 
     Raises:
-        DataError: damaged, cut, or not an array of pixels.
+        DataError: The file is damaged, truncated, or not an array of pixels.
     """
     stream.seek(0)
     header = read_array_header(stream, size_bytes)
@@ -83,23 +83,24 @@ def read_npy_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
 
 
 def find_channel_axis(shape: tuple[int, ...]) -> int:
-    """Find the channel axis of [C, H, W] or [H, W, C]: 0 or 2, the shorter one."""
+    """Return the channel axis of [C, H, W] or [H, W, C]: 0 or 2, the shorter one."""
     return 0 if shape[0] <= shape[2] else 2
 
 
 def read_array_header(stream: IO[bytes], size_bytes: int) -> NpyHeader:
-    """Read an array's header and compare it with the size of what was stored.
+    """Read the header of an array and compare it with the stored size.
 
     Args:
         stream: At the first byte of the array.
         size_bytes: Bytes of header and values.
 
     Raises:
-        DataError: not an array, objects (which would need pickle), a header above 64 KiB or above
-            the file, or values of another size than the header says.
+        DataError: The stream is not an array, or one of objects (which would need pickle), the
+            header is longer than 64 KiB or than the file, or the size of the values differs from
+            the header.
     """
     start = stream.read(8)
-    # Bytes that the length of the header takes in each version of the format.
+    # Number of bytes of the field with the length of the header, by version of the format.
     width = {1: 2, 2: 4, 3: 4}.get(start[6] if len(start) == 8 else 0)
     if not start.startswith(MAGIC) or width is None:
         raise DataError(f"not a NumPy array of version 1, 2 or 3, starts with {start!r}")
@@ -142,11 +143,12 @@ def _parse(text: bytes, *, version: int) -> NpyHeader:
 
 
 def check_directory(members: list[zipfile.ZipInfo], max_total_bytes: int) -> None:
-    """Refuse an archive by its directory, before anything of it is unpacked.
+    """Refuse an archive by its directory, before any of it is unpacked.
 
     Raises:
-        DataError: Larger than allowed, or with a member under another name than letters, digits and
-            underscores, twice, encrypted, or packed as NumPy does not.
+        DataError: The archive is larger than allowed, or a member has a name with other characters
+            than letters, digits and underscores, repeats, is encrypted, or is packed in a way that
+            NumPy does not use.
     """
     total_bytes = sum(member.file_size for member in members)
     if total_bytes > max_total_bytes:

@@ -1,9 +1,9 @@
 """Pairing of images and masks, or of volumes and labels, by their names.
 
-A mask belongs to the image of the same stem, with or without an ending such as ``_mask``, and
-numbers with or without leading zeros. Where no mask fits so, what all images have in common at the
-ends of their names is taken off, and likewise of the masks: ``1_sat`` and ``1_mask``, ``image_1``
-and ``gt_1``.
+A mask belongs to the image of the same stem, with or without an ending such as ``_mask``, and with
+or without leading zeros in numbers. If no mask fits this way, the parts that all images share at
+the ends of their names are removed, and likewise for the masks: ``1_sat`` and ``1_mask``,
+``image_1`` and ``gt_1``.
 """
 
 import re
@@ -40,10 +40,10 @@ class _Way(NamedTuple):
     """A way to compare a mask and an image.
 
     Attributes:
-        folders_of: Gives the folders that both have in common.
-        image_stem: Gives what the stem of an image has in common with that of its mask.
-        mask_stem: The same of the stem of a mask.
-        stem_of: Gives the stem of a file.
+        folders_of: Returns the folders that both have in common.
+        image_stem: Returns the part of the stem of an image that it shares with its mask.
+        mask_stem: Returns the same part of the stem of a mask.
+        stem_of: Returns the stem of a file.
     """
 
     folders_of: Callable[[Path], Folders]
@@ -58,7 +58,7 @@ class _Way(NamedTuple):
         return (*self.folders_of(image), "plain", self.image_stem(self.stem_of(image)))
 
     def mask_keys(self, mask: Path) -> list[_Key]:
-        """Return the keys under which the image of a mask may be known, the surest first."""
+        """Return the keys that the image of a mask may have, the most certain first."""
         folders, stem = self.folders_of(mask), compose(self.stem_of(mask))
         return [
             (*folders, "exact", stem),
@@ -71,9 +71,9 @@ class Nouns(NamedTuple):
     """Words of messages.
 
     Attributes:
-        lost: A mask that fits no image.
-        several: How many images a mask fits, behind their number.
-        second: A mask of an image that has one.
+        lost: About a mask that fits no image.
+        several: About a mask that fits several images, after their number.
+        second: About a second mask of an image.
     """
 
     lost: str
@@ -87,12 +87,12 @@ _OF_IMAGES = Nouns(
 
 
 class Matching(NamedTuple):
-    """Images and masks that fit.
+    """Images and masks that match.
 
     Attributes:
         mask_of: The mask of each image that has one.
-        problems: Masks that fit no image or several, and second masks of an image.
-        pair: A pair, where names were hard to compare.
+        problems: Masks that fit no image or several images, and second masks of an image.
+        pair: An example of a pair, if names were hard to compare.
     """
 
     mask_of: Mapping[Path, Path]
@@ -110,14 +110,14 @@ class Pairing:
     """Images and masks that belong together.
 
     Args:
-        folder: Of the set.
-        images: Its images.
-        masks: Its masks.
-        excluded: Files that were to be left out, whose masks are no fault.
-        mask_folders: Those that hold the masks; none where masks lie beside their images.
-        folders_of: Gives the folders that a mask and its image have in common, where these are
+        folder: Folder of the dataset.
+        images: Images of the dataset.
+        masks: Masks of the dataset.
+        excluded: Excluded files, whose masks are not reported.
+        mask_folders: Folders of the masks; empty if masks are beside their images.
+        folders_of: Returns the folders that a mask and its image have in common, if these are
             known.
-        stem_of: Gives the name of a file without its ending.
+        stem_of: Returns the name of a file without its ending.
         nouns: Words of messages.
     """
 
@@ -131,7 +131,7 @@ class Pairing:
     nouns: Nouns = _OF_IMAGES
 
     def match(self) -> Matching:
-        """Return the masks that fit in the surest way in which all do, or else in the surest way."""
+        """Match by the most certain way that fits any mask, or else by the most certain of all ways."""
         surest: Matching | None = None
         for way in self._list_ways():
             matching = self._match_by(way)
@@ -139,13 +139,13 @@ class Pairing:
                 is_sure = way.image_stem is plain_stem
                 pair = "" if is_sure else _describe_pair(matching.mask_of)
                 return matching._replace(pair=pair)
-            if matching.mask_of:  # what fits in part has single faults
+            if matching.mask_of:  # a partial match has single faults
                 return matching
             surest = surest or matching
         return surest or Matching({}, Problems())
 
     def _list_ways(self) -> Iterator[_Way]:
-        """Yield the ways to compare names, the surest first."""
+        """Yield the ways to compare names, the most certain first."""
         for folders_of in self._list_folders(plain_stem):
             yield _Way(folders_of, plain_stem, plain_stem, self.stem_of)
         images = _list_affixes(list(map(self.stem_of, self.images)), IMAGE_WORDS)
@@ -153,7 +153,7 @@ class Pairing:
         stems = list(map(self.stem_of, (*self.images, *self.excluded)))
         for image_affixes, mask_affixes in product(images, masks):
             take_off = image_affixes.take_off
-            # One mask tells whether it is worth while to look at all of them.
+            # One mask shows whether it is worthwhile to look at all of them.
             if mask_affixes.take_off(self.stem_of(self.masks[0])) in map(take_off, stems):
                 for folders_of in self._list_folders(take_off):
                     yield _Way(folders_of, take_off, mask_affixes.take_off, self.stem_of)
@@ -161,11 +161,11 @@ class Pairing:
     def _list_folders(
         self, image_stem: Callable[[str], str]
     ) -> Sequence[Callable[[Path], Folders]]:
-        """Return the ways to compare folders, the surest first."""
+        """Return the ways to compare folders, the most certain first."""
         if self.folders_of is not None:
             return [self.folders_of]
         counts = Counter(image_stem(self.stem_of(path)) for path in self.images)
-        # Numbers often begin anew in each folder: folders then tell images apart.
+        # Numbers often restart in each folder; then folders tell images apart.
         is_unique = len(counts) == len(self.images)
         if not self.mask_folders:
             return [_name_parent, _name_nothing] if is_unique else [_name_parent]
@@ -180,7 +180,7 @@ class Pairing:
         lost = []
         for mask in self.masks:
             keys = way.mask_keys(mask)
-            if keys[-1] in excluded:  # a mask of an excluded image is no fault
+            if keys[-1] in excluded:  # a mask of an excluded image is not a fault
                 continue
             owners = next((images_of[key] for key in keys if key in images_of), [])
             if not owners:
@@ -203,7 +203,7 @@ class Pairing:
         return images_of
 
     def _report_lost(self, lost: Sequence[Path], problems: Problems) -> None:
-        """Report masks without an image, and images of their names in other folders."""
+        """Report masks without an image, and images with their names in other folders."""
         names: dict[str, list[Path]] = {}
         for path in self.images if lost else ():
             names.setdefault(plain_stem(self.stem_of(path)), []).append(path)
@@ -219,11 +219,11 @@ class Pairing:
         return ", ".join(names) + (", ..." if len(paths) > _MOST_NAMED else "")
 
     def _name_kinds(self, path: Path) -> Folders:
-        """Return what the folders of a file say besides that images or masks are in them."""
+        """Return the folders of a file, without those that say that images or masks are in them."""
         return self._name_folders(path, lambda parts: parts in self._mask_parts)
 
     def _name_places(self, path: Path) -> Folders:
-        """As `_name_kinds`, but without any folder beside one of masks: it may hold images alone."""
+        """Return the same as `_name_kinds`, without folders beside one of masks, which may have only images."""
         parents = {parts[:-1] for parts in self._mask_parts}
         return self._name_folders(path, lambda parts: parts[:-1] in parents)
 
@@ -237,7 +237,7 @@ class Pairing:
         return tuple(filter(None, names))
 
     def _parts(self, path: Path) -> Folders:
-        """Return the folders of a file below the set, or below its folder of masks elsewhere."""
+        """Return the folders of a file below the dataset, or below its folder of masks elsewhere."""
         for folder in (self.folder, *self.mask_folders):
             name = name_below(folder, path)
             if name is not None:
@@ -264,12 +264,12 @@ def _describe_pair(mask_of: Mapping[Path, Path]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Affixes:
-    """Parts of names that are taken off.
+    """Parts at the ends of names that are removed.
 
     Args:
         start: Words, numbers and signs that names begin with.
-        end: Those that they end with.
-        words: What may stand at either end besides.
+        end: Words, numbers and signs that names end with.
+        words: Further words that may be at either end.
     """
 
     start: Sequence[str]
@@ -277,7 +277,7 @@ class _Affixes:
     words: Collection[str]
 
     def take_off(self, stem: str) -> str:
-        """Return the rest of a stem, in small letters, a number without leading zeros."""
+        """Return the rest of a stem in lower case, with numbers without leading zeros."""
         tokens = _divide(strip_mask_word(stem))
         if tokens[: len(self.start)] == self.start:
             del tokens[: len(self.start)]
@@ -290,14 +290,14 @@ class _Affixes:
 
 
 def _list_affixes(stems: Sequence[str], words: Collection[str]) -> list[_Affixes]:
-    """List what may be taken off names: such words, and what all names begin or end with."""
+    """List the parts that may be removed from names: the words, and what all names begin or end with."""
     names = [_divide(strip_mask_word(stem)) for stem in stems]
     start, end = _find_shared(names), _find_shared([name[::-1] for name in names])[::-1]
     return [_Affixes(*ends, words) for ends in (([], []), ([], end), (start, []), (start, end))]
 
 
 def _find_shared(names: Sequence[Sequence[str]]) -> list[str]:
-    """Return what all of several names begin with."""
+    """Return the parts that all names begin with."""
     shared: list[str] = []
     for tokens in zip(*names, strict=False):
         if len(names) < 2 or len(set(tokens)) > 1:

@@ -1,4 +1,4 @@
-"""Images as their files describe them, and the options of reading them, the same for a dataset."""
+"""Images as their files describe them, and the options for reading them, which a dataset shares."""
 
 import json
 import math
@@ -30,35 +30,36 @@ class ReadOptions:
     """Rules for turning a file into pixels.
 
     Attributes:
-        page: Which page of a TIFF to read, from 0; None refuses files of several pages.
-        alpha: ``opaque`` leaves alpha channels out that are opaque everywhere and refuses others,
-            ``drop`` leaves all of them out, ``error`` refuses images that have one. ``only`` reads
-            nothing but the alpha channel, for masks that are cut-outs.
-        exif: ``ignore`` keeps the rows as stored, ``apply`` turns the image as its EXIF or TIFF
-            orientation says.
-        palette: ``expand`` gives the three colors of a palette image, ``index`` its numbers,
+        page: Number of the page of a TIFF to read, from 0; None refuses files of several pages.
+        alpha: ``opaque`` drops alpha channels that are opaque everywhere and refuses others,
+            ``drop`` drops all of them, ``error`` refuses images that have one. ``only`` reads
+            only the alpha channel, for masks that are cut-outs.
+        exif: ``ignore`` keeps the rows as stored, ``apply`` rotates or mirrors the image by its
+            EXIF or TIFF orientation.
+        palette: ``expand`` returns the three colors of a palette image, ``index`` its numbers,
             ``error`` refuses it.
-        nan_fill: Replaces NaN and infinite pixels; None makes them an error in strict reading.
-        strict_extension: Refuse a file whose name does not fit its content; otherwise that is a
+        nan_fill: Value that replaces NaN and infinite pixels; None makes them an error in strict
+            reading.
+        strict_extension: Refuse a file whose extension does not fit its content; otherwise add a
             note.
         max_pixels: Largest height x width; the default is the size above which Pillow refuses an
             image.
         max_image_bytes: Largest decoded image.
-        cv2_order: Give the first three channels of a PNG, JPEG, BMP or TIFF as B, G, R like
-            ``cv2.imread``, for sets whose owners counted channels so. ``.npy`` files, which OpenCV
+        cv2_order: Return the first three channels of a PNG, JPEG, BMP or TIFF as B, G, R like
+            ``cv2.imread``, for datasets that count channels so. ``.npy`` files, which OpenCV
             does not read, keep their order.
         gray_to_rgb: Copy a single channel into three.
-        equal_channels: ``collapse`` turns channels that are all equal into one and refuses channels
-            that differ; ``brightest`` gives the largest of the channels at each pixel.
+        equal_channels: ``collapse`` merges channels that are all equal into one and refuses
+            channels that differ; ``brightest`` returns the largest of the channels at each pixel.
         invert: Subtract pixels from white, in every image (True), or in those whose TIFF tags say
-            that white is stored as 0, as fax pages do (``photometric``). White is the largest
-            number of the stored depth: 255 of 8 bits, 4095 of 12, 65535 of 16, True of bilevel
-            images; of the colors where a palette is expanded. Signed and floating pixels and the
+            that white is stored as 0, as in fax pages (``photometric``). White is the largest
+            number of the stored depth: 255 for 8 bits, 4095 for 12, 65535 for 16, True for bilevel
+            images; for an expanded palette, it is that of the colors. Signed pixels, floats and
             palette numbers have no white and are refused.
-        as_float: Cast integers to float32, unscaled; for depths a store has no room for (int32,
-            uint32 and wider).
-        depth: ``scale`` brings images of 1 to 7 and 9 to 15 bits to all values of their dtype, as
-            PNG of 1, 2 and 4 bits are; ``keep`` gives their numbers.
+        as_float: Cast integers to float32, unscaled; for depths that a store does not support
+            (int32, uint32 and wider).
+        depth: ``scale`` scales images of 1 to 7 and 9 to 15 bits to the full range of their dtype,
+            as PNG of 1, 2 and 4 bits are; ``keep`` keeps their numbers.
     """
 
     key: ClassVar[str] = "data.read"
@@ -99,7 +100,7 @@ class ReadOptions:
             )
 
     def fingerprint(self) -> str:
-        """The options as JSON with sorted keys: equal options give equal text in every process and release."""
+        """JSON of the options with sorted keys, the same in every process and release."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
@@ -108,29 +109,30 @@ for _field in fields(ReadOptions):
         _CHOICES[_field.name] = (False, True)
 
 DEFAULT_READ = ReadOptions()
-"""The rules that hold when nothing is said."""
+"""Default rules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredImage:
-    """An image as its file describes it.
+    """Image as its file describes it.
 
     Attributes:
         kind: Format, by the first bytes of the file.
         height_px: Rows as stored, before any orientation is applied.
         width_px: Columns as stored.
         colors: Channels that are not alpha; 1 for a palette image.
-        dtype: Of the decoded pixels (of the indices for a palette image), in native byte order.
-        bits_per_pixel: Of all channels, unpacked but not decoded.
-        depth_bits: Bits of a sample that its values use; None: all of the dtype.
-        white_is_zero: The file says that white is stored as 0.
-        alpha: Places of the alpha channels among all channels.
-        palette: The pixels are indices into a table of colors.
-        pages: Images in the file.
-        page: Which of them this is.
-        orientation: The EXIF or TIFF orientation, 1 to 8; 1 is upright.
-        padded_pixels: Pixels a decoder makes on its way, where tiles are larger than the image.
-        notes: What a user should know.
+        dtype: Dtype of the decoded pixels (of the indices for a palette image), in native byte
+            order.
+        bits_per_pixel: Bits of all channels, unpacked but not decoded.
+        depth_bits: Bits of a sample that its values use; None means all bits of the dtype.
+        white_is_zero: True if the file says that white is stored as 0.
+        alpha: Positions of the alpha channels among all channels.
+        palette: True if the pixels are indices into a table of colors.
+        pages: Number of images in the file.
+        page: Number of this page.
+        orientation: EXIF or TIFF orientation, 1 to 8; 1 is upright.
+        padded_pixels: Pixels that a decoder allocates if tiles are larger than the image.
+        notes: Notes for the user.
     """
 
     kind: Kind
@@ -151,11 +153,11 @@ class StoredImage:
 
 
 def must_invert(stored: StoredImage, options: ReadOptions) -> bool:
-    """Return True if the options ask for black and white to change places.
+    """Return True if the options ask for the image to be inverted.
 
     Raises:
-        DataError: They do, and the image has no defined white: signed and floating pixels, numbers
-            of a palette.
+        DataError: They do, and the image has no defined white, as with signed pixels, floats and
+            palette numbers.
     """
     if options.invert is False or (options.invert == "photometric" and not stored.white_is_zero):
         return False
@@ -175,14 +177,14 @@ def must_invert(stored: StoredImage, options: ReadOptions) -> bool:
 def invert(planes: Array, depth_bits: int | None) -> Array:
     """Subtract pixels from white.
 
-    White is 2^bits - 1: 255 of uint8, 4095 of 12 bits in uint16, True of bilevel images.
+    White is 2^bits - 1: 255 for uint8, 4095 for 12 bits in uint16, True for bilevel images.
 
     Args:
         planes: [C, H, W] bool or unsigned.
-        depth_bits: Bits of a sample that are used; None: all of the dtype.
+        depth_bits: Bits of a sample that are used; None means all bits of the dtype.
 
     Returns:
-        The same shape and dtype.
+        Inverted pixels, of the same shape and dtype.
     """
     if planes.dtype == np.bool_:
         return ~planes
@@ -193,7 +195,7 @@ def invert(planes: Array, depth_bits: int | None) -> Array:
 
 
 def note_inversion(stored: StoredImage, options: ReadOptions) -> tuple[str, ...]:
-    """Note for users that an image is inverted, or that it is not."""
+    """Return the note that an image is inverted, or that it is not."""
     if must_invert(stored, options):
         return ("white is stored as 0; inverted",) if stored.white_is_zero else ("inverted",)
     if stored.white_is_zero:

@@ -1,4 +1,4 @@
-"""One reader for every image file: channels as stored, pixels as stored, errors that name the file."""
+"""One reader for every image file: channels and pixels as stored, and errors that name the file."""
 
 import re
 import zlib
@@ -28,12 +28,12 @@ _HARMLESS = re.compile(
     "extraneous bytes before marker|Invalid SOS parameters|Adobe color transform|JFIF revision|"
     "bad ICC marker|determine subsampling level"
 )
-"""What libjpeg and TurboJPEG say of files that many programs write and that decode to the whole image."""
+"""Warnings of libjpeg and TurboJPEG about common files that decode to the whole image."""
 _OPENCV_PACKINGS = (
     "BGR",
     "BGRX",
     "BGRA",
-)  # Pillow's names of what OpenCV takes for granted in a BMP
+)  # Pillow's names of the packings that OpenCV assumes in a BMP
 
 _TURNS = {
     2: (0, True),
@@ -44,16 +44,16 @@ _TURNS = {
     7: (1, True),
     8: (1, False),
 }
-"""Orientation -> quarter turns against the clock, then True to mirror left and right. EXIF 2.3, 4.6.4 A."""
+"""Counterclockwise quarter turns for each orientation, then True to mirror left and right. EXIF 2.3, 4.6.4 A."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """An image, what was noticed about it, and a fingerprint of the file it came from.
+    """Image, notes about it, and a fingerprint of its file.
 
     Attributes:
         array: [C, H, W], contiguous, in native byte order.
-        notes: What a user should know, in texts that many files share so that they can be counted.
+        notes: Notes for the user, in texts that many files share, so that they can be counted.
         source_crc32: CRC-32 of the whole file.
         narrow_bits: As in `ImageHeader`.
     """
@@ -65,18 +65,18 @@ class Decoded:
 
 
 def decode_strict(path: PathText, options: ReadOptions = DEFAULT_READ) -> Decoded:
-    """Read a file into memory once and hold it against everything that can be checked.
+    """Read a file into memory once and check everything that can be checked.
 
-    One damage cannot be seen: a flipped bit in the pixels of a JPEG. ``source_crc32`` lets a later
-    check find it.
+    One kind of damage cannot be seen: a flipped bit in the pixels of a JPEG. A later check can find
+    it by ``source_crc32``.
 
     Args:
         path: A PNG, JPEG, BMP, TIFF or ``.npy`` file.
-        options: The rules.
+        options: Rules for reading it.
 
     Raises:
-        DataError: as ``read_header``; also truncated, a wrong checksum, NaN or infinite pixels
-            without ``nan_fill``.
+        DataError: As ``read_header``; also if the file is truncated, a checksum is wrong, or pixels
+            are NaN or infinite without ``nan_fill``.
     """
     path = Path(path)
     with open_source(path) as stream:
@@ -116,17 +116,17 @@ def read_image(
         path: A PNG, JPEG, BMP, TIFF or ``.npy`` file; the content decides which, never the name. A
             ``.npy`` array is [H, W], or 3-D with the channels on the shorter one of the first and
             the last axis (at most 16).
-        options: The rules.
-        strict: Check all that can be checked, as ``decode_strict`` does; otherwise read and decode
-            once.
+        options: Rules for reading it.
+        strict: Check everything that can be checked, as ``decode_strict`` does; otherwise only
+            read and decode.
 
     Returns:
-        [C, H, W], contiguous, in native byte order; channel 0 is the first stored one (R of an RGB
-        PNG).
+        [C, H, W], contiguous, in native byte order; channel 0 is the first stored channel (R of an
+        RGB PNG).
 
     Raises:
-        DataError: not a regular file, not an image, damaged, larger than the options allow, or
-            refused by them.
+        DataError: The file is not a regular file, not an image, damaged, larger than the options
+            allow, or refused by them.
     """
     if strict:
         return decode_strict(path, options).array
@@ -140,15 +140,15 @@ def decode(stream: BinaryIO, header: ImageHeader, options: ReadOptions) -> Array
     """Decode the image that a header describes.
 
     Args:
-        stream: The file; it is left anywhere.
-        header: What ``parse_header`` gave for this file and these options.
-        options: The rules.
+        stream: The file; its position afterwards is undefined.
+        header: Header that ``parse_header`` returned for this file and these options.
+        options: Rules for reading it.
 
     Returns:
-        [C, H, W], contiguous, in native byte order, the shape and dtype of the header.
+        [C, H, W], contiguous, in native byte order, with the shape and dtype of the header.
 
     Raises:
-        DataError: damaged, or not what the header says.
+        DataError: The file is damaged, or does not match the header.
     """
     planes, palette = _load(stream, header.stored, options)
     if palette is not None and options.palette == "expand":
@@ -171,10 +171,10 @@ def decode(stream: BinaryIO, header: ImageHeader, options: ReadOptions) -> Array
 def _load(
     stream: BinaryIO, stored: StoredImage, options: ReadOptions
 ) -> tuple[Array, Bytes | None]:
-    """Load pixels without alpha as stored, or the alpha channel alone, [C, H, W].
+    """Load pixels as stored without alpha, or only the alpha channel, [C, H, W].
 
     Returns:
-        The pixels; for a palette image its indices [1, H, W], and its colors [n, 3].
+        The pixels; for a palette image, its indices [1, H, W] and its colors [n, 3].
     """
     stream.seek(0)
     if stored.kind == "tiff":
@@ -191,7 +191,7 @@ def _load(
         pixels = _decode_jpeg(read_whole(stream), stored)
     else:
         data = read_whole(stream)
-        check_png(data)  # OpenCV asks for as much memory as a chunk claims to be long
+        check_png(data)  # OpenCV allocates as many bytes as a chunk claims to have
         pixels = _decode_with_opencv(data, stored)
     return _to_planes(pixels, stored, options), None
 
@@ -200,8 +200,8 @@ def _decode_jpeg(data: bytes, stored: StoredImage) -> Bytes:
     """Decode to gray [H, W], or to [H, W, 3] B, G, R.
 
     Raises:
-        DataError: the stream ends early, or does not fit its header: libjpeg itself, and OpenCV with
-            it, would make up the missing rows.
+        DataError: The stream ends early, or does not fit its header; libjpeg and OpenCV would make
+            up the missing rows.
     """
     import simplejpeg
 
@@ -213,7 +213,7 @@ def _decode_jpeg(data: bytes, stored: StoredImage) -> Bytes:
         if not _HARMLESS.search(str(error)):
             raise DataError(f"truncated or damaged JPEG: {error}") from error
         pixels = _decode_lenient(data)
-    if is_cmyk:  # inks are stored inverted: 255 is none
+    if is_cmyk:  # inks are stored inverted: 255 is no ink
         inks = pixels[..., 2::-1].astype(np.uint16)
         black = pixels[..., 3:].astype(np.uint16)
         pixels = (black - ((255 - inks) * black >> 8)).astype(np.uint8)
@@ -221,7 +221,7 @@ def _decode_jpeg(data: bytes, stored: StoredImage) -> Bytes:
 
 
 def _decode_lenient(data: bytes) -> Bytes:
-    """Decode to [H, W, 1, 3 or 4] gray, B, G, R or inks as stored, by a decoder that minds nothing but a cut."""
+    """Decode to [H, W, 1, 3 or 4] gray, B, G, R or inks as stored; only a truncated stream is an error."""
     from PIL.JpegImagePlugin import JpegImageFile
 
     with refusing("JPEG"), JpegImageFile(BytesIO(data)) as image:
@@ -262,7 +262,7 @@ def _to_planes(pixels: Array, stored: StoredImage, options: ReadOptions) -> Arra
     has_alpha = pixels.ndim == 3 and pixels.shape[2] == 4
     alpha: Array | None = pixels[..., -1] if has_alpha else None
     if options.alpha == "only":
-        if alpha is None:  # a transparent colour of a grey image, for one
+        if alpha is None:  # for example a transparent colour of a grey image
             raise DataError("its transparency cannot be read; save it with an alpha channel")
         return alpha[None]
     if stored.alpha and options.alpha == "opaque":
@@ -284,11 +284,11 @@ def _load_bmp_indices(stream: BinaryIO) -> tuple[Bytes, Bytes]:
 
 def _load_png_indices(stream: BinaryIO) -> tuple[Bytes, Bytes]:
     """Return the indices [H, W] and the palette [n, 3] R, G, B."""
-    # OpenCV gives colours alone. Not by `Image.open`, which would try other formats than PNG.
+    # OpenCV returns only colours. `Image.open` would try other formats than PNG.
     from PIL.PngImagePlugin import PngImageFile
 
     data = read_whole(stream)
-    check_png(data)  # Pillow looks at the pixels' checksums only when asked to
+    check_png(data)  # Pillow checks the checksums of the pixels only on request
     with PngImageFile(BytesIO(data)) as image:
         if image.mode != "P":
             raise DataError(f"Pillow gives mode {image.mode} for a palette PNG")
@@ -296,7 +296,7 @@ def _load_png_indices(stream: BinaryIO) -> tuple[Bytes, Bytes]:
 
 
 def _check_opaque(alpha: Array | None, stored: StoredImage, options: ReadOptions) -> None:
-    """Refuse an alpha channel that shows something, or that the decoder does not give."""
+    """Refuse an alpha channel that is not opaque, or that the decoder does not return."""
     if alpha is None or alpha.dtype.kind != "u" or alpha.min() < np.iinfo(alpha.dtype).max:
         raise DataError(
             f"{stored.colors} channel(s) and alpha, not opaque everywhere; {options.alpha_cure}"
@@ -309,11 +309,11 @@ def _load_tiff(
     with open_tiff(stream) as tiff:
         page = tiff.pages[stored.page]
         shape = (stored.colors + len(stored.alpha), stored.height_px, stored.width_px)
-        # Sorted, since the samples come first or last. It is checked before memory is asked for.
+        # Sorted, since the samples come first or last. It is checked before memory is allocated.
         has_shape = sorted(page.shape) in (sorted(shape), sorted(shape[1:]))
         if page.dtype != stored.dtype or not has_shape:
             raise DataError(_differs(page.dtype, page.shape, stored.dtype, shape))
-        pixels = page.asarray(maxworkers=1)  # images are read side by side, so one thread each
+        pixels = page.asarray(maxworkers=1)  # images are read in parallel, so one thread each
         palette = _read_palette(page) if stored.palette else None
     planes = pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, page.axes.index("S"), 0)
     if planes.shape != shape:
@@ -329,7 +329,7 @@ def _read_palette(page: Any) -> Bytes:  # noqa: ANN401 - tifffile ships no types
     colors = page.colormap
     if colors is None:
         raise DataError("damaged TIFF: a palette image without a palette")
-    shift = 8 if colors.max() > 255 else 0  # the standard says 16 bits, old writers used 8
+    shift = 8 if colors.max() > 255 else 0  # the standard says 16 bits, but old writers used 8
     palette: Bytes = (colors >> shift).astype(np.uint8).T
     return palette
 
@@ -368,7 +368,7 @@ def _arrange_channels(planes: Array, header: ImageHeader, options: ReadOptions) 
     if options.gray_to_rgb and len(planes) == 1:
         return np.repeat(planes, 3, axis=0)
     if options.cv2_order and header.kind != "npy" and len(planes) in (3, 4):
-        return planes[[2, 1, 0, 3][: len(planes)]]  # B, G, R, and alpha where it is
+        return planes[[2, 1, 0, 3][: len(planes)]]  # B, G, R; alpha stays in place
     return planes
 
 

@@ -1,4 +1,4 @@
-"""Roots that are no folder of this machine: mirrors of servers, stores of results, and sets of shards.
+"""Roots that are not local folders: mirrors of servers, stores of results, and sharded datasets.
 
 A wing opens and writes them; `lit_data.core.wings.find_part` finds it by the names of its ``ROOTS``.
 """
@@ -22,24 +22,24 @@ Encoding = Literal["decoded", "source"]
 
 
 class Root(Protocol):
-    """Local side of a root that lies elsewhere."""
+    """Local side of a root on a server."""
 
     @property
     def folder(self) -> Path:
-        """Its local folder."""
+        """Local folder of the root."""
 
     def refresh(self) -> None:
-        """Ask for changes, and bring what is new here.
+        """Check for changes, and download new files.
 
         Raises:
-            LitDataError: It cannot be reached or read.
+            LitDataError: The root cannot be reached or read.
         """
 
 
 class Store(Protocol):
-    """Folder at an address that results lie in; a context manager, which closes the connection.
+    """Folder of results at an address; a context manager that closes the connection.
 
-    Its methods raise a `DataError` where the server does not answer, or refuses.
+    Its methods raise a `DataError` if the server does not answer, or refuses.
     """
 
     def __enter__(self) -> Self: ...
@@ -47,49 +47,49 @@ class Store(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
     def get(self, name: str, path: Path, most_bytes: int) -> None:
-        """Copy a file to a new local one, and stop where it is larger than it may be."""
+        """Copy a file to a new local one, and stop if it is larger than allowed."""
 
     def put(self, path: Path, name: str) -> None:
-        """Copy a local file there, in place of one of its name."""
+        """Copy a local file to the store, in place of a file of that name."""
 
     def put_all(self, paths: Sequence[Path], folder: Path) -> None:
-        """Copy local files there, under their paths below a folder."""
+        """Copy local files to the store, under their paths below a folder."""
 
     def read(self, name: str, most_bytes: int) -> bytes:
-        """Return the content of a small file, which is refused if it is larger."""
+        """Return the content of a small file, and refuse a larger one."""
 
     def list_sizes(self, folder: str) -> dict[str, int]:
-        """Return the size of each file of a folder, bytes, by name."""
+        """Return the size in bytes of each file of a folder, by name."""
 
     def list_times(self, scope: Scope) -> dict[str, float]:
-        """Return when each file of a scope was written, seconds since 1970, by its path."""
+        """Return the time at which each file of a scope was written, seconds since 1970, by path."""
 
 
 class ImageRoot(Root, Protocol):
-    """Local side of a set of images in shards."""
+    """Local side of a sharded set of images."""
 
     def list_images(self) -> list[ImageSource]:
-        """The files that each image was made from; they are not here."""
+        """Return the files that each image was made from, which are not local."""
 
     def open_images(self, decoder: Decoder) -> ImageBank:
-        """The images, which come when they are needed.
+        """Return the images, which are downloaded when they are needed.
 
         Raises:
-            ConfigError: They were decoded by another decoder than the one that is asked for.
+            ConfigError: Another decoder than the requested one decoded them.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardOptions:
-    """Options of writing a dataset in shards, and which part of it is written.
+    """Options for writing a dataset in shards, and the part of it to write.
 
     Args:
-        shard_bytes: Decoded bytes of the images of a shard, of at least one image.
-        part: The part of the shards that is written; None writes all, and what makes them a
-            dataset.
-        finish: Write only what makes the shards of all parts a dataset.
-        encoding: `decoded` pixels, or the `source` files, which machines decode when they need
-            them.
+        shard_bytes: Decoded bytes of the images of a shard, which has at least one image.
+        part: Part of the shards to write; None writes all shards, and the files that join them
+            into a dataset.
+        finish: Write only the files that join the shards of all parts into a dataset.
+        encoding: `decoded` pixels, or the `source` files, which are decoded when they are
+            needed.
     """
 
     shard_bytes: int = 2**25
@@ -108,20 +108,19 @@ class ShardOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedImages:
-    """Images that are written in shards.
+    """Images to write in shards.
 
     Args:
         sources: The files of each image; bad ones may be among them.
-        root: Local folder that they lie in.
+        root: Local folder of the files.
         names: Path of each file below the root, by its local path.
         decoder: Decodes one source.
-        store: How images lie in a shard.
-        on_bad: As `BuildOptions` has it.
+        store: Layout of images in a shard.
+        on_bad: As in `BuildOptions`.
         list_beside: Returns local files that are read beside the images, by their paths below the
             root.
-        summarise: What is remembered of the images of a shard, [values]; `group` makes of those of
-            all shards the number of a group of each image.
-        group: See there.
+        summarise: Returns values [values] to keep about the images of a shard.
+        group: Returns the number of the group of each image, from the values of all shards.
     """
 
     sources: Sequence[ImageSource]
@@ -136,19 +135,19 @@ class PublishedImages:
 
 
 class ShardSet(Protocol):
-    """A set of shards that is being written."""
+    """Sharded dataset that is being written."""
 
     @property
     def options(self) -> ShardOptions:
-        """How, and which part of it."""
+        """Options, and the part to write."""
 
     @property
     def scratch(self) -> Path:
-        """Local folder for what is under way."""
+        """Local folder for unfinished files."""
 
     def write_images(self, images: PublishedImages) -> dict[str, int]:
         """Write images in shards, and return numbers for a report.
 
         Raises:
-            DataError: Images are bad; or the set cannot be written, or lacks parts.
+            DataError: Images are bad, or the dataset cannot be written or lacks parts.
         """

@@ -1,4 +1,4 @@
-"""Images and masks brought to another size on their way into a store, and results brought back."""
+"""Scaling of images and masks on their way into a store, and of results back to the original size."""
 
 import json
 import logging
@@ -27,34 +27,34 @@ from lit_data.images.header_scan import survey_sources
 from lit_data.images.store.store import keep_found
 from lit_inspect.counts import counted
 
-_FORMAT = 1  # raised when the same files and options give other pixels
+_FORMAT = 1  # increases when the same files and options give other pixels
 
 log = logging.getLogger(__name__)
 
 LARGEST_FACTOR = 16
 _STRIP = 4.0
-"""Images that are so many times as long as the size they are brought to lose what is small."""
+"""Ratio of the scale factors of both sides from which small defects may be lost."""
 
 Fit = Literal["cover", "contain", "stretch", "keep"]
-"""How an image comes to a size: scaled until it covers it, or until it fits inside; each side
-scaled by itself; or not scaled at all. What stands over is cut off, and what is missing is padded,
-evenly on both sides."""
+"""Way to fit an image to a size: scale it until it covers the size, or until it fits inside; scale
+each side by itself; or do not scale. The excess is cropped, and missing pixels are padded, evenly
+on both sides."""
 
 FitPadding = Literal["reflect", "border", "zeros"]
-"""What is padded with: the image mirrored, its outermost pixels, or 0."""
+"""Values of the padding: the mirrored image, its outermost pixels, or 0."""
 
 _PAD_MODES = {"reflect": "reflect", "border": "edge", "zeros": "constant"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """Size that images and masks are brought to; exactly one of the two is set.
+    """Size that images and masks are scaled to; exactly one of `size_px` and `factor` is set.
 
     Args:
-        size_px: (height, width) that each image is scaled to fit, aspect ratio kept. It lies in the
-            middle, and what is missing around it is reflect-padded.
-        factor: Multiplies height and width of every image; below 1 shrinks.
-        is_padded: False leaves out what is missing around an image that `size_px` scales.
+        size_px: (height, width) that each image is scaled to fit, with its aspect ratio kept. The
+            image is centered, and missing pixels around it are reflect-padded.
+        factor: Factor of height and width of every image; below 1 shrinks.
+        is_padded: False adds no padding around an image that `size_px` scales.
         fit: `stretch` scales each side to `size_px` by itself.
     """
 
@@ -70,7 +70,7 @@ class Scaling:
         """Return the scaling that options ask for; None if neither size nor scale is set.
 
         Raises:
-            ConfigError: Both are set, or one is out of its range.
+            ConfigError: Both are set, or one is out of range.
         """
         check_choice("fit", fit, ("contain", "stretch"))
         if size_px is None and fit != "contain":
@@ -108,7 +108,7 @@ class Scaling:
         return self.size_px
 
     def scale_image(self, image: Array) -> Array:
-        """Scale and pad an image: means over areas to shrink, bilinear to enlarge.
+        """Scale and pad an image: area means to shrink, bilinear to enlarge.
 
         Args:
             image: [C, H, W] of uint8, uint16, int16 or float32.
@@ -121,13 +121,13 @@ class Scaling:
         return place_centred(scaled, self.stored_px(size_px), "reflect")
 
     def scale_mask(self, mask: Array) -> Array:
-        """Scale and pad a mask as its image, see `scale_classes`: [1, H, W] uint8 to [1, h, w]."""
+        """Scale and pad a mask like its image, see `scale_classes`: [1, H, W] uint8 to [1, h, w]."""
         size_px = mask.shape[1], mask.shape[2]
         scaled = scale_classes(mask[0], self.scaled_px(size_px))
         return place_centred(scaled[None], self.stored_px(size_px), "reflect")
 
     def restore(self, values: Array, size_px: Size) -> Array:
-        """Cut the padding off and scale back, bilinearly to enlarge, by means over areas to shrink.
+        """Remove the padding and scale back: bilinear to enlarge, area means to shrink.
 
         Args:
             values: [C, h, w] of a scaled image, such as probabilities.
@@ -139,15 +139,15 @@ class Scaling:
         restored = resize_planes(self._cut_padding(values, size_px), size_px)
         if values.dtype.kind != "f":
             return restored
-        # Rounded sums of floats may exceed 1, which would be 0 again as a whole number.
+        # Rounded sums of floats may exceed 1, which would overflow to 0 as an integer.
         return np.clip(restored, values.min(), values.max())
 
     def restore_mask(self, mask: Array, size_px: Size) -> Array:
-        """Cut the padding off and scale back to the (H, W) of the file: [1, h, w] uint8 to [1, H, W]."""
+        """Remove the padding and scale back to the (H, W) of the file: [1, h, w] uint8 to [1, H, W]."""
         return scale_classes(self._cut_padding(mask, size_px)[0], size_px)[None]
 
     def describe_loss(self, sizes_px: Ints | Sequence[Size]) -> str:
-        """Return that one side of most images shrinks far more than the other; else nothing.
+        """Return a warning if one side of most images shrinks far more than the other, or else "".
 
         Args:
             sizes_px: [n, 2] (height, width) of files.
@@ -165,35 +165,35 @@ class Scaling:
         )
 
     def _cut_padding(self, values: Array, size_px: Size) -> Array:
-        # Cuts off as much as it had put on.
+        # Removes as much as was padded.
         return place_centred(values, self.scaled_px(size_px), "reflect")
 
 
 def scale_classes(numbers: Bytes, size_px: Size) -> Bytes:
     """Scale a mask so that no defect is lost and none is counted twice.
 
-    To shrink, each pixel belongs to the one scaled pixel that its center lies in. A scaled pixel
-    has the class that most of its foreground pixels have (the smaller number of two that are
-    equal), also if they are few; without any it is ignored (255) if one of its pixels is, else
-    background. So a scaled mask shows a defect exactly where its file does, and thin ones become up
-    to one scaled pixel wide. To enlarge, a pixel takes the class of the nearest one.
+    To shrink, each pixel belongs to the one scaled pixel that contains its center. A scaled pixel
+    gets the most frequent class of its foreground pixels (the smaller number in a tie), even if
+    they are few. Without foreground pixels it is ignored (255) if one of its pixels is, or else
+    background. A scaled mask therefore shows a defect exactly where its file does, and thin defects
+    become up to one scaled pixel wide. To enlarge, a pixel takes the class of the nearest one.
 
     Args:
         numbers: [H, W] class numbers.
-        size_px: (h, w) that comes out.
+        size_px: (h, w) of the result.
 
     Returns:
-        [h, w].
+        [h, w] class numbers.
     """
     if numbers.shape == size_px:
         return numbers
-    # An axis that shrinks stays as it is here, and one that grows is counted pixel by pixel below.
+    # An axis that shrinks stays unchanged here, and one that grows is counted pixel by pixel below.
     enlarged = numbers[_nearest(numbers.shape[0], size_px[0])]
     enlarged = enlarged[:, _nearest(numbers.shape[1], size_px[1])]
     starts = _starts(enlarged.shape[0], size_px[0]), _starts(enlarged.shape[1], size_px[1])
     scaled: Bytes = np.zeros(size_px, np.uint8)
     most_pixels = np.zeros(size_px, np.int32)
-    for number in np.unique(enlarged).tolist():  # ascending: of two that are equal the first stays
+    for number in np.unique(enlarged).tolist():  # ascending: the first one wins a tie
         counts = _count(enlarged == number, starts)
         if number == IGNORED:
             scaled[(counts > 0) & (most_pixels == 0)] = IGNORED
@@ -205,18 +205,18 @@ def scale_classes(numbers: Bytes, size_px: Size) -> Bytes:
 
 
 def _nearest(length: int, scaled: int) -> Ints:
-    """Pixels of an axis that an enlarged axis takes; all of them, once, where it shrinks."""
+    """Return the pixels of an axis that an enlarged axis takes; all of them, once, if it shrinks."""
     places = np.arange(max(length, scaled))
     return (2 * places + 1) * length // (2 * len(places))
 
 
 def _starts(length: int, scaled: int) -> Ints:
-    """First pixel of each scaled one along an axis that does not grow: the first whose center lies in it."""
+    """Return the first pixel whose center is in each scaled pixel, along an axis that does not grow."""
     return -((scaled - 2 * length * np.arange(scaled)) // (2 * scaled))
 
 
 def _count(is_class: Bools, starts: tuple[Ints, Ints]) -> NDArray[np.int32]:
-    """Pixels of a class in each scaled pixel: [H, W] to [h, w]."""
+    """Count the pixels of a class in each scaled pixel: [H, W] to [h, w]."""
     by_rows = np.add.reduceat(is_class, starts[0], axis=0, dtype=np.int32)
     counts: NDArray[np.int32] = np.add.reduceat(by_rows, starts[1], axis=1)
     return counts
@@ -224,11 +224,11 @@ def _count(is_class: Bools, starts: tuple[Ints, Ints]) -> NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True)
 class ScaledDecoder:
-    """Decodes images or masks, and scales them.
+    """Decoder that scales the images or masks of another decoder.
 
     Args:
-        scaling: Size that they are brought to.
-        decoder: Of the files; that of masks has them scaled as masks.
+        scaling: Size to scale to.
+        decoder: Decoder of the files; with a decoder of masks, they are scaled as masks.
     """
 
     scaling: Scaling
@@ -239,16 +239,16 @@ class ScaledDecoder:
         """JSON of the scaling, this decoder's format and the inner fingerprint."""
         options = {"decoder": "scaled", "format": _FORMAT, "size_px": self.scaling.size_px}
         options |= {"scale": self.scaling.factor, "is_padded": self.scaling.is_padded}
-        if self.scaling.fit != "contain":  # stores of others stay valid
+        if self.scaling.fit != "contain":  # earlier stores stay valid
             options["fit"] = self.scaling.fit
         options |= {"of": json.loads(self.decoder.fingerprint)}
         return json.dumps(options, sort_keys=True)
 
     def header(self, source: ImageSource) -> SourceHeader:
-        """Return what decoding will give.
+        """Return the shape and dtype that decoding will give.
 
         Raises:
-            DataError: As the inner decoder, or it would have more pixels than a file may have.
+            DataError: As the inner decoder, or the result would have more pixels than allowed.
         """
         header = self.decoder.header(source)
         height, width = self.scaling.stored_px((header.height_px, header.width_px))
@@ -279,19 +279,19 @@ class ScaledDecoder:
 
 @dataclass(frozen=True, slots=True)
 class FittedDecoder:
-    """Decodes images, or sheets of square numbers of images, and brings each of them to one size.
+    """Decoder that fits images, or the tiles of square sheets of images, to one size.
 
-    Shrinking takes means over areas, enlarging is bilinear.
+    Images shrink by area means and enlarge bilinearly.
 
     Args:
-        size_px: (height, width) that comes out; of each tile of a sheet.
+        size_px: (height, width) of the result, or of each tile of a sheet.
         fit: See `Fit`.
         padding: See `FitPadding`.
-        tiles: Tiles along each side of a sheet; 1 for images.
-        decoder: How it is decoded.
+        tiles: Number of tiles along each side of a sheet; 1 for images.
+        decoder: Decoder of the files.
 
     Raises:
-        ConfigError: A size is below 1, or a word is unknown.
+        ConfigError: A size is below 1, or `fit` or `padding` is unknown.
     """
 
     size_px: Size
@@ -301,7 +301,7 @@ class FittedDecoder:
     decoder: ImageDecoder = field(default_factory=ImageDecoder)
 
     def __post_init__(self) -> None:
-        """Check what was asked for."""
+        """Check the arguments."""
         if min(*self.size_px, self.tiles) < 1:
             raise ConfigError(
                 f"size_px={list(self.size_px)} and tiles={self.tiles} must be at least 1"
@@ -318,7 +318,7 @@ class FittedDecoder:
         return json.dumps(options, sort_keys=True)
 
     def header(self, source: ImageSource) -> SourceHeader:
-        """Tell what decoding will give.
+        """Return the shape and dtype that decoding will give.
 
         Raises:
             DataError: As the inner decoder, or a sheet cannot be divided into tiles.
@@ -329,7 +329,7 @@ class FittedDecoder:
         return header._replace(height_px=height * self.tiles, width_px=width * self.tiles)
 
     def __call__(self, source: ImageSource) -> DecodedSource:
-        """Decode strictly, then bring to size."""
+        """Decode strictly, then fit to the size."""
         decoded = self.decoder(source)
         _, height, width = decoded.array.shape
         self._check_sheet(source, height, width)
@@ -349,17 +349,17 @@ class FittedDecoder:
             )
 
     def _fit(self, image: Array) -> Array:
-        """[C, H, W] to [C, h, w]."""
+        """Fit an image to the size: [C, H, W] to [C, h, w]."""
         scaled_px = scale_size((image.shape[1], image.shape[2]), self.size_px, self.fit)
         return place_centred(resize_planes(image, scaled_px), self.size_px, self.padding)
 
 
 @dataclass(frozen=True, slots=True)
 class OriginalSizes:
-    """Sizes that scaled images have in their files.
+    """Sizes of scaled images in their files.
 
     Args:
-        scaling: How they were scaled.
+        scaling: Scaling of the images.
         sizes_px: [n, 2] (height, width) of each file.
     """
 
@@ -372,17 +372,17 @@ class OriginalSizes:
         return height, width
 
     def restore(self, number: int, values: Array) -> Array:
-        """Bring values of a scaled image back to the size of its file: [C, h, w] to [C, H, W]."""
+        """Scale values of a scaled image back to the size of its file: [C, h, w] to [C, H, W]."""
         return self.scaling.restore(values, self.of(number))
 
 
 def read_sizes(bank: ImageBank, decoder: Decoder, folder: Path) -> Ints:
-    """Read the sizes that the files of scaled images have from their headers, once for a store.
+    """Read the original sizes of scaled images from the headers of their files, once for a store.
 
     Args:
-        bank: The images, or masks, as they were scaled.
-        decoder: Of their files, without scaling.
-        folder: Where they are kept.
+        bank: The scaled images or masks.
+        decoder: Decoder of their files, without scaling.
+        folder: Folder that keeps the sizes.
 
     Returns:
         [n, 2] (height, width) px.
@@ -409,11 +409,11 @@ def check_mask_sizes(
 
     Args:
         images: All images, with the [n, 2] sizes of their files.
-        masks: The same of masks.
-        of_image: [n] number of the mask of each image; -1 where it has none.
+        masks: All masks, with the [n, 2] sizes of their files.
+        of_image: [n] number of the mask of each image; -1 if it has none.
 
     Raises:
-        DataError: There are some; all of them are listed.
+        DataError: There are such masks; all of them are listed.
     """
     problems = Problems()
     for image in np.flatnonzero(of_image >= 0).tolist():
@@ -435,7 +435,7 @@ def scale_size(size_px: Size, fit_px: Size, fit: Fit) -> Size:
 
     Args:
         size_px: (height, width) of the image.
-        fit_px: (height, width) that it comes to in the end.
+        fit_px: (height, width) of the final result.
         fit: See `Fit`.
     """
     if fit == "keep":
@@ -446,14 +446,14 @@ def scale_size(size_px: Size, fit_px: Size, fit: Fit) -> Size:
     factor = min(factors) if fit == "contain" else max(factors)
     height = round(size_px[0] * factor)
     width = round(size_px[1] * factor)
-    # Rounding may miss the side that is to be met by a pixel, and a thin one may vanish.
+    # Rounding may miss the required side by a pixel, and a thin side may vanish.
     if fit == "cover":
         return max(fit_px[0], height), max(fit_px[1], width)
     return min(fit_px[0], max(1, height)), min(fit_px[1], max(1, width))
 
 
 def resize_planes(image: Array, size_px: Size) -> Array:
-    """[C, H, W] to [C, h, w], plane by plane: means over areas to shrink, bilinear to enlarge."""
+    """Resize [C, H, W] to [C, h, w], plane by plane: area means to shrink, bilinear to enlarge."""
     import cv2
 
     if image.shape[1:] == size_px:
@@ -466,11 +466,11 @@ def resize_planes(image: Array, size_px: Size) -> Array:
 def place_centred(image: Array, size_px: Size, padding: FitPadding) -> Array:
     """Crop or pad an image around its center.
 
-    An odd pixel goes to bottom and right.
+    An odd pixel goes to the bottom or the right.
 
     Args:
         image: [C, H, W].
-        size_px: (h, w) that comes out.
+        size_px: (h, w) of the result.
         padding: See `FitPadding`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Files of a remote folder that a dataset needs, and names that cannot stand on the local disk."""
+"""Files of a remote folder that a dataset needs, and names that the local disk cannot have."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from lit_inspect.counts import counted
 _ALL = ("**/*",)
 _LONGEST_PART_BYTES = 255
 _LONGEST_NAME_BYTES = 3000
-"""Linux takes 4096 bytes with the folders above and the zero at the end."""
+"""Most bytes of a path; Linux takes 4096, including the folders above and the final zero."""
 
 SUMS_NAME = "SHA256SUMS"
 _LINE = re.compile(r"\\?([0-9a-fA-F]{64}) [ *](.+)")
@@ -26,17 +26,17 @@ _LINE = re.compile(r"\\?([0-9a-fA-F]{64}) [ *](.+)")
 
 @dataclass(frozen=True)
 class Scope:
-    """The files that a data set or a command reads; hidden ones are not among them.
+    """Files that a dataset or a command reads, except hidden ones.
 
     Args:
         patterns: Globs below the root, as for `lit_data.images.discovery.find_images`.
-        extensions: In small letters with their dot; none for all.
-        also: Names that are wanted whatever the patterns and extensions are.
-        beside: Extensions of files that are wanted whatever the patterns are.
-        unhidden: Names of hidden folders whose files are like others.
+        extensions: Extensions in lower case with their dot; empty for all.
+        also: Names that are wanted regardless of patterns and extensions.
+        beside: Extensions of files that are wanted regardless of patterns.
+        unhidden: Names of hidden folders whose files are included.
 
     Raises:
-        ConfigError: A pattern leaves the folder or cannot be understood.
+        ConfigError: A pattern leaves the folder or has a wrong syntax.
     """
 
     patterns: tuple[str, ...] = _ALL
@@ -54,7 +54,7 @@ class Scope:
         also: tuple[str, ...] = (),
         beside: tuple[str, ...] = (),
     ) -> Self:
-        """Images by their patterns, all masks of a folder below the root, and some other files."""
+        """Make the scope of images by patterns, all masks of a folder below the root, and other files."""
         # Masks elsewhere on this machine are not on the server.
         below = (
             ()
@@ -68,7 +68,7 @@ class Scope:
 
     @property
     def key(self) -> str:
-        """Two scopes of one key want the same files."""
+        """Key of the scope; two scopes with the same key want the same files."""
         extensions = "*" if self.extensions is None else " ".join(sorted(self.extensions))
         beside = [f"beside {' '.join(sorted(self.beside))}"] if self.beside else []
         unhidden = [f"unhidden {name}" for name in sorted(self.unhidden)]
@@ -79,9 +79,9 @@ class Scope:
         """Return True if the dataset needs a file.
 
         Args:
-            name: Its path below the root.
+            name: Path of the file below the root.
         """
-        # Names with empty parts are to be reported, not left out.
+        # Names with empty parts must be reported, not left out.
         parts = [part for part in name.split("/") if part]
         if any(is_hidden(part) and part not in (".", "..", *self.unhidden) for part in parts):
             return False
@@ -97,7 +97,7 @@ class Scope:
 
 
 def find_fault(name: str) -> str | None:
-    """Why a file of this name cannot stand below a local folder; the name comes from a server and may be anything."""
+    """Return why a name from a server is not allowed below a local folder, or None if it is."""
     parts = name.split("/")
     if name.startswith("/") or ".." in parts:
         return "leads out of the folder"
@@ -118,11 +118,11 @@ def find_fault(name: str) -> str | None:
 
 
 def check_names(names: Iterable[str], address: Address) -> None:
-    """Refuse names that cannot stand beside one another in a local folder.
+    """Refuse names that cannot be in one local folder together.
 
     Raises:
-        DataError: Lists all of them: those that lead outside, differ in case or accents only, or
-            are a file and a folder.
+        DataError: Names lead outside, differ only in case or accents, or are both a file and a
+            folder; all are listed.
     """
     problems, folders, seen = Problems(), dict[str, str](), dict[str, str]()
     names = sorted(names)
@@ -130,13 +130,13 @@ def check_names(names: Iterable[str], address: Address) -> None:
         if fault := find_fault(name):
             problems.add(address.name(name), f"the name {fault}")
             continue
-        # Some local file systems take names that differ in case, or in the form of accents, for one.
+        # Some local file systems treat names that differ only in case or accent forms as equal.
         first = seen.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
         if first != name:
             problems.add(
                 address.name(name), f"differs from {first!a} in case or accents only; rename one"
             )
-        # Every folder above a file; the first known one has all of its parents already.
+        # Every folder above a file; if one is known, all of its parents are known.
         folder = name.rpartition("/")[0]
         while folder and folder not in folders:
             folders[folder] = name
@@ -150,19 +150,19 @@ def check_names(names: Iterable[str], address: Address) -> None:
 
 
 def parse_list(content: bytes, what: str) -> dict[str, str | None]:
-    """Read a list of files, with or without their SHA-256 sums.
+    """Parse a list of files, with or without their SHA-256 sums.
 
-    Each line is a name, or a sum and a name; empty lines and those with ``#`` are left out.
+    Each line is a name, or a sum and a name; empty lines and those with ``#`` are skipped.
 
     Args:
         content: UTF-8 text.
         what: Address of the list, for messages.
 
     Returns:
-        For each name its sum in small letters, or none.
+        The sum of each name in lower case, or None.
 
     Raises:
-        DataError: It is no such text, is empty, or states two sums for one name.
+        DataError: The list is not such a text, is empty, or states two sums for one name.
     """
     try:
         lines = content.decode("utf-8-sig").splitlines()
@@ -176,7 +176,7 @@ def parse_list(content: bytes, what: str) -> dict[str, str | None]:
             raise DataError(
                 f"{what}, line {number}: is HTML, not a list of files: {escape(line[:80])}"
             )
-        # As `sha256sum` writes it: a sum, two blanks or a blank and a star, and the name.
+        # Format of `sha256sum`: a sum, two spaces or a space and an asterisk, and the name.
         match = _LINE.fullmatch(line)
         stated, name = (match[1].lower(), match[2]) if match else (None, line.strip())
         name = name.removeprefix("./")

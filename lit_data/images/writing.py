@@ -1,4 +1,4 @@
-"""Write arrays as image files that read back to the same values."""
+"""Writers of arrays as image files that read back to the same values."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,10 +11,10 @@ from lit_inspect.files import encode_png
 
 
 def write_image(path: Path, pixels: Array) -> str:
-    """Write one image without loss: PNG for uint8 and uint16 of one or three channels, else TIFF.
+    """Write one image losslessly: PNG for uint8 and uint16 of one or three channels, else TIFF.
 
     Args:
-        path: Without a suffix.
+        path: Path without a suffix.
         pixels: [C, H, W].
 
     Returns:
@@ -45,26 +45,26 @@ def _write_tiff(path: Path, pixels: Array) -> str:
 
 
 def write_png(path: Path, pixels: Array) -> None:
-    """Write a PNG, quickly rather than small.
+    """Write a PNG, optimized for speed rather than size.
 
-    [H, W], [H, W, 1] or [H, W, 3] (R, G, B), uint8 or uint16.
+    The pixels are [H, W], [H, W, 1] or [H, W, 3] (R, G, B), uint8 or uint16.
 
     Raises:
-        StoreError: It cannot be written.
+        StoreError: The file cannot be written.
     """
     write_png_parts(path, (pixels.shape[0], pixels.shape[1]), [pixels])
 
 
 def write_png_parts(path: Path, shape: Size, parts: Iterable[Array]) -> None:
-    """Write a PNG part by part, whole or not at all.
+    """Write a PNG part by part; a failed write leaves no file.
 
     Args:
-        path: The file; its folder is made.
+        path: Path of the file; its folder is created.
         shape: (height, width) px.
-        parts: Its rows from the top, [h, W], [h, W, 1] or [h, W, 3] (R, G, B), uint8 or uint16.
+        parts: Rows from the top, [h, W], [h, W, 1] or [h, W, 3] (R, G, B), uint8 or uint16.
 
     Raises:
-        StoreError: It cannot be written.
+        StoreError: The file cannot be written.
     """
     with explaining(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""Decoded images in one memory-mapped store that every worker shares."""
+"""Store of decoded images, memory-mapped and shared by all workers."""

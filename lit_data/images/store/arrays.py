@@ -1,11 +1,11 @@
-"""Folders of arrays: a ``NAME.npy`` for each, which readers map and none copies, and ``meta.json``.
+"""Folders of arrays: a ``NAME.npy`` for each, which readers map without a copy, and ``meta.json``.
 
-The folder may also be one file, an uncompressed tar, which is mapped as it is: so a shard of a set
-on a server travels.
+The folder may also be a single file, an uncompressed tar, which is mapped as it is. Shards of a
+dataset on a server have this form.
 
-What the folder says is believed in nothing: `meta.json` is bounded, in one canonical form, and
+The content of a folder is not trusted: `meta.json` has a limited size and one canonical form, and
 carries its own CRC-32; each file must begin with the header and have the length that `meta.json`
-gives it, and each array has a CRC-32. The rules are those of safetensors
+states, and each array has a CRC-32. The rules are those of safetensors
 (https://github.com/huggingface/safetensors#format).
 """
 
@@ -51,10 +51,10 @@ log = logging.getLogger(__name__)
 META_NAME = "meta.json"
 MAX_META_BYTES = 16 * 2**20
 MAX_LENGTH = 2**62
-"""Values of an array."""
+"""File of the values of an array."""
 _CHECKSUM = "crc32"
 _SYNC_BYTES = 128 * 2**20
-"""Bytes of an array that go to the disk at once."""
+"""Bytes of an array that are written to the disk at once."""
 _MOST_FILES = 64  # of a folder in a tar
 _NAME = re.compile(r"[a-z][a-z_0-9]{0,40}")
 _DTYPE = re.compile(r"[<|][biuf][1248]")
@@ -65,12 +65,12 @@ class ArrayFacts:
     """Facts of an array in `meta.json`.
 
     Args:
-        descr: Its dtype, little-endian, as in a ``.npy`` file; a list of [name, dtype] for records.
-        shape: Of the array: (n,).
-        crc32: Of its values; None where they have checksums of their own.
+        descr: Dtype, little-endian, as in a ``.npy`` file; a list of [name, dtype] for records.
+        shape: Shape of the array: (n,).
+        crc32: CRC-32 of the values; None if they have checksums of their own.
 
     Raises:
-        ValueError: There is no such array.
+        ValueError: No array can have these facts.
     """
 
     descr: Any
@@ -85,24 +85,24 @@ class ArrayFacts:
 
     @property
     def dtype(self) -> "np.dtype[Any]":
-        """Dtype of its values."""
+        """Dtype of the values."""
         if isinstance(self.descr, str):
             return np.dtype(self.descr)
         return np.dtype([tuple(pair) for pair in self.descr])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all values."""
+        """Number of bytes of all values."""
         return self.shape[0] * self.dtype.itemsize
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of its file."""
+        """Number of bytes of the file."""
         return len(self.header) + self.nbytes
 
     @property
     def header(self) -> bytes:
-        """First bytes of the file, as many for any length of the first axis."""
+        """First bytes of the file, whose number is the same for any length of the first axis."""
         header = io.BytesIO()
         fields = {
             "descr": np.lib.format.dtype_to_descr(self.dtype),
@@ -114,27 +114,27 @@ class ArrayFacts:
 
 
 class ArrayFolder:
-    """The arrays of a published folder. Its files are never changed.
+    """Arrays of a published folder, whose files never change.
 
     Args:
         path: The folder, or a tar of it.
-        kind: What it must hold, in one word.
-        version: Layout of that kind.
+        kind: Kind of content that it must have, in one word.
+        version: Version of the layout of that kind.
 
     Attributes:
-        key: SHA-256 of all that the arrays were made from.
+        key: SHA-256 of everything that the arrays were made from.
         arrays: Facts of each array, by its name.
-        facts: All else that is known, to be checked by whoever reads it.
+        facts: All other facts, unchecked.
 
     Raises:
-        StoreError: There is none, or it cannot be read.
-        StoreCorruptError: Its `meta.json` is not one that this version wrote.
+        StoreError: The folder does not exist, or cannot be read.
+        StoreCorruptError: Its `meta.json` was not written by this version.
     """
 
     def __init__(self, path: PathText, kind: str, version: int) -> None:
         self.path = Path(path)
         self._tar: Tar | None = None
-        # One byte more than allowed is read of `meta.json`, so that a longer one shows.
+        # Read one byte more of `meta.json` than allowed, to detect a longer one.
         if self.path.suffix == TAR_SUFFIX and self.path.is_file():
             self._tar = Tar.open(self.path, _MOST_FILES)
             fields = _decode_meta(self._tar.read(META_NAME, MAX_META_BYTES + 1), self.path)
@@ -163,14 +163,14 @@ class ArrayFolder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files of arrays."""
+        """Number of bytes of the files of all arrays."""
         return sum(facts.file_bytes for facts in self.arrays.values())
 
     def map_again(self, name: str) -> tuple["Mapped", Array]:
-        """Map an array a second time, to be read in another way than the first.
+        """Map an array a second time, for another pattern of reads.
 
         Returns:
-            The map and where the values begin in it, and the array in it.
+            The map with the offset of the values in it, and the array in it.
         """
         facts = self.arrays[name]
         data, header_begin = self._map_file(name, again=True)
@@ -178,16 +178,16 @@ class ArrayFolder:
         return Mapped(data, begin), np.ndarray(facts.shape, facts.dtype, data, begin)
 
     def map(self, name: str, descr: Any = None, *, check: bool = False) -> Array:  # noqa: ANN401 - see `ArrayFacts`
-        """Map an array: a read-only view of its file.
+        """Map an array as a read-only view of its file.
 
         Args:
-            name: Of the array.
-            descr: The dtype that it must have; None takes any.
-            check: Read all of it now and hold it against its CRC-32.
+            name: Name of the array.
+            descr: Dtype that it must have; None accepts any.
+            check: Read all of it now and compare it with its CRC-32.
 
         Raises:
-            StoreError: It cannot be opened.
-            StoreCorruptError: It is not there, or not what `meta.json` says.
+            StoreError: The file cannot be opened.
+            StoreCorruptError: The array is missing, or does not match `meta.json`.
         """
         path = self.path / f"{name}.npy"
         facts = self.arrays.get(name)
@@ -205,20 +205,20 @@ class ArrayFolder:
         return array
 
     def check_size(self) -> None:
-        """Compare the length of every file with `meta.json`; cheap.
+        """Compare the length of every file with `meta.json`, which is cheap.
 
-        Reading past the end of a file that was cut short kills a process (SIGBUS) and cannot be
-        caught, so whoever sees a worker die that way asks here first.
+        A read past the end of a truncated file kills a process (SIGBUS) and cannot be caught, so
+        this is the first check after a worker was killed that way.
 
         Raises:
-            StoreCorruptError: A file is not as long as it should be.
+            StoreCorruptError: A file has another length than it should.
         """
         if self._tar is not None:  # its length was compared when it was mapped
             return
         for name, facts in self.arrays.items():
             path = self.path / f"{name}.npy"
             if name in self._maps:
-                # The file that is read, also where another has its name now.
+                # The file that is mapped, even if another one has its name now.
                 nbytes = self._maps[name].data.size()
             else:
                 nbytes = path.stat().st_size if path.is_file() else 0
@@ -228,7 +228,7 @@ class ArrayFolder:
         """Read every byte of the arrays that have a CRC-32.
 
         Yields:
-            For each array a line that says what is wrong, or "".
+            For each array, a line about what is wrong, or "".
         """
         for name, facts in self.arrays.items():
             if facts.crc32 is None:
@@ -239,7 +239,7 @@ class ArrayFolder:
             yield f"{show_path(self.path / name)}.npy: {damage}" if damage else ""
 
     def _map_file(self, name: str, *, again: bool = False) -> "Mapped":
-        """Return the map that holds an array, and where its header begins there."""
+        """Return the map that contains an array, with the offset of its header."""
         path = self.path / f"{name}.npy"
         expected_bytes = self.arrays[name].file_bytes
         if self._tar is None:
@@ -248,13 +248,13 @@ class ArrayFolder:
         check_length(path, expected_bytes, nbytes)
         if again:
             return Mapped(map_file(self.path, self._tar.nbytes), begin)
-        # The arrays of a tar have one map together: a file open for each would be too many.
+        # The arrays of a tar share one map: an open file for each would be too many.
         if self._tar_map is None:
             self._tar_map = map_file(self.path, self._tar.nbytes)
         return Mapped(self._tar_map, begin)
 
     def _describe_damage(self, name: str) -> str:
-        """Compare a mapped array with its CRC-32; return what is wrong, or ""."""
+        """Compare a mapped array with its CRC-32, and return what is wrong, or ""."""
         facts, (data, begin) = self.arrays[name], self._maps[name]
         first = begin + len(facts.header)
         crc32 = zlib.crc32(memoryview(data)[first : first + facts.nbytes])
@@ -264,10 +264,10 @@ class ArrayFolder:
 
 
 class ArrayWriter:
-    """Writes the arrays of a new folder, and `meta.json` at the end.
+    """Writer of the arrays of a new folder, and of `meta.json` at the end.
 
     Args:
-        folder: An empty folder, which is published when all is written.
+        folder: An empty folder, which is published when everything is written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -275,11 +275,11 @@ class ArrayWriter:
         self._arrays: dict[str, ArrayFacts] = {}
 
     def add(self, name: str, array: Array) -> None:
-        """Write an array [n] in one go."""
+        """Write an array [n] at once."""
         self.join(name, array.dtype, [array])
 
     def join(self, name: str, dtype: "np.dtype[Any]", parts: Iterable[Array]) -> None:
-        """Write an array [n] of parts, cast to a dtype."""
+        """Write an array [n] that consists of parts, cast to a dtype."""
         with self.stream(name, dtype) as stream:
             for part in parts:
                 stream.append(part)
@@ -293,13 +293,13 @@ class ArrayWriter:
         *,
         checksum: bool = True,
     ) -> Iterator["ArrayStream"]:
-        """Write an array [n], part after part.
+        """Write an array [n] part by part.
 
         Args:
-            name: Of the array.
-            dtype: Of its values.
-            most: Its length, or more: space that is reserved first.
-            checksum: Compute its CRC-32; False where its values have checksums of their own.
+            name: Name of the array.
+            dtype: Dtype of its values.
+            most: Length of the array or more, for which space is reserved.
+            checksum: Compute its CRC-32; False if its values have checksums of their own.
         """
         little = np.dtype(dtype).newbyteorder("<")
         descr: Any = np.lib.format.dtype_to_descr(little)
@@ -314,7 +314,7 @@ class ArrayWriter:
                 stream = ArrayStream(fd, little, syncing, checksum=checksum)
                 yield stream
                 stream.wait()
-            # The header is as long for any length, so that it can be written once that is known.
+            # The header has the same size for any length, so it can be written at the end.
             facts = ArrayFacts(descr, (stream.nbytes // little.itemsize,), stream.crc32)
             os.pwrite(fd, facts.header, 0)
             os.ftruncate(fd, len(facts.header) + stream.nbytes)
@@ -324,7 +324,7 @@ class ArrayWriter:
         """Write `meta.json`; see `ArrayFolder`.
 
         Raises:
-            ValueError: It is longer than `MAX_META_BYTES`.
+            ValueError: The text is longer than `MAX_META_BYTES`.
         """
         arrays = {name: dataclasses.asdict(array) for name, array in self._arrays.items()}
         text = encode_meta(
@@ -337,17 +337,17 @@ class ArrayWriter:
 
 
 class ArrayStream:
-    """Appends values to a file, which goes to the disk in the background.
+    """Stream that appends values to a file, and flushes them to the disk in the background.
 
     Args:
-        fd: The file, open for writing.
-        dtype: Of the values.
-        syncing: One thread; it waits for the disk while the next values are computed.
+        fd: Descriptor of the file, open for writing.
+        dtype: Dtype of the values.
+        syncing: One thread, which waits for the disk while the next values are computed.
         checksum: Compute the CRC-32.
 
     Attributes:
         nbytes: Bytes written so far.
-        crc32: Of these bytes; None without a checksum.
+        crc32: CRC-32 of these bytes; None without a checksum.
     """
 
     def __init__(
@@ -362,8 +362,8 @@ class ArrayStream:
         self.crc32 = 0 if checksum else None
 
     def append(self, values: Array) -> None:
-        """Write values."""
-        if values.size == 0:  # of which there is no view as bytes
+        """Append values."""
+        if values.size == 0:  # which have no view as bytes
             return
         data = np.ascontiguousarray(values, self._dtype).view(np.uint8).data
         write_all(self._fd, data)
@@ -377,7 +377,7 @@ class ArrayStream:
             self._sync = self._syncing.submit(os.fsync, self._fd)
 
     def wait(self) -> None:
-        """Wait until nothing goes to the disk in the background.
+        """Wait for all writes in the background.
 
         Raises:
             OSError: The disk failed.
@@ -387,7 +387,7 @@ class ArrayStream:
 
 
 def encode_meta(fields: Mapping[str, Any]) -> bytes:
-    """Return the one canonical text of these fields, its own CRC-32 included."""
+    """Return the canonical text of these fields, including its own CRC-32."""
     return _dump({**fields, _CHECKSUM: zlib.crc32(_dump(fields))})
 
 
@@ -395,8 +395,8 @@ def read_meta(path: Path) -> dict[str, Any]:
     """Return the fields of a `meta.json`, without its CRC-32.
 
     Raises:
-        StoreError: It cannot be opened.
-        StoreCorruptError: It is not a text that `encode_meta` gives.
+        StoreError: The file cannot be opened.
+        StoreCorruptError: Its text is not one that `encode_meta` returns.
     """
     with open_part(path) as file:
         return _decode_meta(file.read(MAX_META_BYTES + 1), path)
@@ -407,7 +407,7 @@ def _decode_meta(raw: bytes, path: Path) -> dict[str, Any]:
         raise corrupt(path, f"expected at most {MAX_META_BYTES} bytes, found more")
     try:
         fields: dict[str, Any] = json.loads(raw, object_pairs_hook=refuse_twice)
-        # Written again, they must give the same bytes: so no text says two things to two readers.
+        # Encoded again, the fields must give the same bytes, so that all parsers agree on the text.
         del fields[_CHECKSUM]
         is_canonical = encode_meta(fields) == raw
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -420,14 +420,14 @@ def _decode_meta(raw: bytes, path: Path) -> dict[str, Any]:
 def keep_arrays(
     folder: Path, key: str, kind: str, version: int, make: Callable[[], Mapping[str, Array]]
 ) -> ArrayFolder:
-    """Open the arrays [n] of a key, which are made and published first if they are not there.
+    """Open the arrays [n] of a key, and make and publish them first if they do not exist.
 
     Args:
-        folder: Of all that is kept so; it is made.
-        key: Names what the arrays depend on, so that they are never out of date.
-        kind: Word for what they are.
-        version: Layout of that kind.
-        make: Makes them.
+        folder: Folder of all such arrays, which is created.
+        key: Key of everything that the arrays depend on, so that they are never out of date.
+        kind: Kind of content, in one word.
+        version: Version of the layout of that kind.
+        make: Makes the arrays.
 
     Raises:
         StoreError: The folder cannot be written.
@@ -450,11 +450,11 @@ def keep_arrays(
 
 
 def publish(temp: Path, target: Path) -> None:
-    """Give a written folder its name."""
+    """Rename a written folder to its final name."""
     sync_folder(temp)
     try:
         temp.rename(target)
-    except OSError as error:  # another process was first, whose folder is as good
+    except OSError as error:  # another process was first, and its folder is as good
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
         log.info("%s: another process published this store first; it is used", show_path(target))
@@ -462,7 +462,7 @@ def publish(temp: Path, target: Path) -> None:
 
 
 def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict of a JSON text whose names stand there once each, for `json.loads`."""
+    """Make a dict from the pairs of a JSON object, and refuse repeated names; for `json.loads`."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError("a key appears twice")
@@ -470,7 +470,7 @@ def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def is_count(value: object) -> bool:
-    """Return True if a value of a JSON text is a whole number from 0 that fits into 62 bits."""
+    """Return True if a value from JSON is an integer of 0 or more that fits into 62 bits."""
     return type(value) is int and 0 <= value <= MAX_LENGTH
 
 
@@ -481,7 +481,7 @@ def _read_facts(name: str, fields: Mapping[str, Any]) -> ArrayFacts:
 
 
 def _is_descr(descr: Any) -> bool:  # noqa: ANN401 - of a JSON text
-    """Return True for a little-endian dtype of numbers, or for one of records of them."""
+    """Return True for a little-endian dtype of numbers, or of records of numbers."""
     pairs = [["value", descr]] if isinstance(descr, str) else descr
     if not isinstance(pairs, list) or not 0 < len(pairs) < 32:
         return False

@@ -1,6 +1,7 @@
 """Build of a decoded store: each source is decoded once, strictly, and all files appear at once.
 
-Stores of one dataset lie side by side in a folder, each named by all that it is made from.
+The stores of a dataset share a folder, and each has a name that depends on everything it is made
+from.
 """
 
 import json
@@ -42,22 +43,22 @@ log = logging.getLogger(__name__)
 
 
 MAX_NOTES = 100
-"""Different remarks that are counted one by one."""
+"""Most different notes that are counted separately."""
 KEEP = 2
-"""Stores of the same images that are kept, the newest first."""
+"""Number of stores of the same images to keep, the newest first."""
 _MOST_CHANGES = 4  # that a warning names
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
-    """One image, ready to be written.
+    """Image that is ready to be written.
 
     Args:
         size_px: (H, W).
-        parts: Its pixels as they are written, little-endian.
+        parts: Pixels as they are written, little-endian.
         crc32: CRC-32 of the pixels [C, H, W].
-        notes: Remarks of the decoder, without the path.
-        source_crc32: CRC-32 of each of its files.
+        notes: Notes of the decoder, without the path.
+        source_crc32: CRC-32 of each file of the image.
     """
 
     size_px: Size
@@ -68,14 +69,14 @@ class DecodedImage:
 
 
 class PixelWriter:
-    """Appends decoded images to the array of all pixels.
+    """Writer that appends decoded images to the array of all pixels.
 
     Args:
-        stream: The array.
-        sources: Files of all images that may come, in order.
+        stream: Stream of the array.
+        sources: Files of all images that may be written, in order.
 
     Attributes:
-        notes: Number of images that each remark was made about.
+        notes: Number of images with each note.
     """
 
     def __init__(self, stream: ArrayStream, sources: SourceTable) -> None:
@@ -86,19 +87,19 @@ class PixelWriter:
         self._crcs = sources.files["crc32"].copy()
 
     def append(self, number: int, image: DecodedImage) -> None:
-        """Write one image; numbers must rise from call to call."""
+        """Write one image; numbers must increase from call to call."""
         for part in image.parts:
             self._stream.append(part)
         self._images[number] = (0, *image.size_px, image.crc32)
         rows = self._sources.rows(number)
         self._crcs[rows.start : rows.stop] = image.source_crc32
-        # Remarks hold what a file says, which may be another text in each of a million files.
+        # Notes quote the files, which may have a different text in each of a million files.
         for note in image.notes:
             is_counted = note in self.notes or len(self.notes) < MAX_NOTES
             self.notes[note if is_counted else "other remarks"] += 1
 
     def finish(self) -> tuple[Array, SourceTable]:
-        """Return the records of the images that were written, and their files."""
+        """Return the records of the written images, and their files."""
         files = self._sources.files.copy()
         files["crc32"] = self._crcs
         written = np.flatnonzero(self._images["height_px"])
@@ -114,13 +115,13 @@ def decode_images(
     survey: Survey,
     layout: BandLayout,
 ) -> Iterator[DecodedImage | str]:
-    """Decode the good sources of a survey in threads, a few ahead of the one that is taken.
+    """Decode the good sources of a survey in threads, a few ahead of the consumer.
 
     Args:
         decoder: Decodes one source.
         sources: All sources.
-        survey: Which of them are good.
-        layout: How they lie on the disk.
+        survey: Survey of the good ones.
+        layout: Layout of the images on the disk.
 
     Yields:
         Each image in order, or what is wrong with it.
@@ -151,13 +152,13 @@ class BuildOptions:
     """Options of a build.
 
     Args:
-        on_bad: ``error`` raises one error that lists all bad sources, ``skip`` leaves them out and
-            lists them.
+        on_bad: ``error`` raises one error that lists all bad sources, ``skip`` skips and lists
+            them.
         wait_s: Longest wait for another process that builds in the same folder.
-        rebuild: False raises instead of building anew after sources or options changed.
-        progress: Show bars on work that takes long.
-        store: How images lie on the disk; by default whole.
-        root: Folder that is left out of what is stored of bad sources, so that it is the same on
+        rebuild: False raises an error instead of a rebuild if sources or options changed.
+        progress: Show progress bars for long work.
+        store: Layout of images on the disk; by default whole.
+        root: Folder to remove from the stored paths of bad sources, so that they are the same on
             every machine; by default none.
     """
 
@@ -176,13 +177,13 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """All that a store is to be made from.
+    """Everything that a store is made from.
 
     Args:
-        sources: The source files as they are now.
+        sources: Current state of the source files.
         decoder: Fingerprint of the decoder.
-        on_bad: What to do with bad sources.
-        store: How images lie on the disk.
+        on_bad: Treatment of bad sources.
+        store: Layout of images on the disk.
     """
 
     sources: SourceTable
@@ -192,14 +193,14 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """Name of the store: SHA-256 over all of this and the version of the layout."""
+        """Name of the store: SHA-256 over the recipe and the version of the layout."""
         band_px = self.store.band_px
         layout = "whole images" if band_px is None else f"bands of {band_px} px"
         return self.sources.digest(str(VERSION), self.decoder, self.on_bad, layout)
 
     @property
     def without_bands(self) -> "Recipe":
-        """The same where no image is in bands."""
+        """Return the same recipe for images without bands."""
         return replace(self, store=replace(self.store, band_px=None))
 
 
@@ -210,16 +211,17 @@ def build_store(
 
     Args:
         sources: The images.
-        folder: Holds the stores of one dataset, each under its key.
+        folder: Folder of the stores of one dataset, each under its key.
         decoder: Decodes one source.
-        options: How to build.
+        options: Options of the build.
 
     Returns:
-        The folder of the store; it exists and was whole when it was published.
+        The folder of the store, which exists and was complete when it was published.
 
     Raises:
         DataError: Sources are bad.
-        StoreError: Or one of its kinds; see ``lit_data.core.errors``.
+        StoreError: The store cannot be built or read; see its subclasses in
+            ``lit_data.core.errors``.
     """
     table = list_sources(sources, progress=options.progress)
     recipe = Recipe(table, decoder.fingerprint, options.on_bad, options.store)
@@ -228,7 +230,7 @@ def build_store(
         return existing_store
     _warn_of_stale(folder, recipe, options.rebuild)
     survey = survey_sources(sources, decoder, on_bad=options.on_bad, progress=options.progress)
-    # Narrow images have one store, whatever width of bands is asked for.
+    # Narrow images have one store, whatever the width of bands is.
     if not _lay_out(recipe, survey).find_banded(survey.widths_px).any():
         recipe = recipe.without_bands
     target = folder / recipe.key
@@ -236,7 +238,7 @@ def build_store(
     with explain_errors(folder, needed_bytes):
         folder.mkdir(parents=True, exist_ok=True)
         with build_lock(folder, wait_s=options.wait_s, is_done=lambda: is_there(target)):
-            if not is_there(target):  # another process may have built it while this one waited
+            if not is_there(target):  # another process may have built it in the meantime
                 sweep(folder)
                 _check_space(folder, needed_bytes, len(survey.images))
                 with temp_folder(folder) as temp:
@@ -272,7 +274,7 @@ def _lay_out(recipe: Recipe, survey: Survey) -> BandLayout:
 
 
 def _check_space(folder: Path, needed_bytes: int, images: int) -> None:
-    """Refuse a store for which there is no room, before anything is written."""
+    """Refuse a store that does not fit on the disk, before anything is written."""
     free_bytes = shutil.disk_usage(folder).free
     needed = decimal(needed_bytes)
     free = decimal(free_bytes)
@@ -290,7 +292,7 @@ def write_store(
     survey: Survey,
     options: BuildOptions,
 ) -> None:
-    """Decode the good sources of a survey into the arrays of a store, in an empty folder.
+    """Decode the good sources of a survey into the arrays of a store in an empty folder.
 
     Raises:
         DataError: Sources are bad.
@@ -298,9 +300,9 @@ def write_store(
     folder = ArrayWriter(temp)
     dtype = np.dtype(survey.dtype)
     value_count = survey.pixels_bytes // dtype.itemsize
-    # No checksum of all pixels: each image has one of its own.
+    # No checksum of all pixels, since each image has one of its own.
     with folder.stream(PIXELS, dtype, value_count, checksum=False) as stream:
-        # Of the survey's images some may still turn out bad: their rows go at the end.
+        # Some images of the survey may still turn out bad: their rows are removed at the end.
         writer = PixelWriter(stream, recipe.sources.take(survey.images))
         layout = _lay_out(recipe, survey)
         decoded = decode_images(decoder, sources, survey, layout)
@@ -336,10 +338,10 @@ def _write_images(
     survey: Survey,
     options: BuildOptions,
 ) -> list[tuple[str, str]]:
-    """Write images as they come, and return (path, what is wrong) of all bad ones.
+    """Write images as they arrive, and return (path, what is wrong) of all bad ones.
 
     Raises:
-        DataError: Sources are bad, and are not to be skipped.
+        DataError: Sources are bad, and the options do not skip them.
     """
     bad = list(survey.skipped)
     tracked = track(decoded, "decoding", len(survey.images), enabled=options.progress)
@@ -347,7 +349,7 @@ def _write_images(
         for number, image in enumerate(images):
             if isinstance(image, str):
                 bad.append((sources[survey.images[number]].paths[0], image))
-            # Once the build has failed, the rest is decoded only to find all that is bad.
+            # Once the build has failed, the rest is decoded only to find all bad images.
             elif not bad or options.on_bad == "skip":
                 writer.append(number, image)
     raise_bad(bad, len(sources), options.on_bad)
@@ -355,11 +357,11 @@ def _write_images(
 
 
 def name_below_root(bad: Sequence[tuple[str, str]], root: str) -> list[tuple[str, str]]:
-    """Return (path, what is wrong) of bad sources without the folder that all paths begin with.
+    """Return (path, what is wrong) of bad sources without the root of their paths.
 
     Args:
-        bad: With whole paths.
-        root: The folder; "" leaves everything as it is.
+        bad: (path, what is wrong) of each bad source, with whole paths.
+        root: The root; "" changes nothing.
     """
     if not root:
         return list(bad)
@@ -372,10 +374,10 @@ def name_below_root(bad: Sequence[tuple[str, str]], root: str) -> list[tuple[str
 
 
 def find_store(folder: Path, recipe: Recipe) -> Path | None:
-    """Return the store that fits; one without bad sources fits both rules for these.
+    """Return the store that fits a recipe; a store without bad sources fits both values of `on_bad`.
 
     Raises:
-        StoreError: One of whole images cannot be read.
+        StoreError: A store of whole images cannot be read.
     """
     fitting_store = _find_laid_out(folder, recipe)
     if fitting_store is not None:
@@ -389,7 +391,7 @@ def find_store(folder: Path, recipe: Recipe) -> Path | None:
 
 
 def _find_laid_out(folder: Path, recipe: Recipe) -> Path | None:
-    """Return the store with these bands, or one of images too narrow for any."""
+    """Return the store with these bands, or one of images that are too narrow for any."""
     target = folder / recipe.key
     unbanded = folder / recipe.without_bands.key
     if is_there(target):
@@ -403,10 +405,10 @@ def _find_laid_out(folder: Path, recipe: Recipe) -> Path | None:
 
 
 def describe_stale(folder: Path, recipe: Recipe) -> str | None:
-    """Say why no store in the folder fits.
+    """Describe why no store in the folder fits.
 
     Returns:
-        What changed since the newest store of some of the same files was built; None if there is no
+        The changes since the newest store of some of the same files was built; None if there is no
         such store.
     """
     for path in _list_stores(folder):
@@ -419,12 +421,13 @@ def describe_stale(folder: Path, recipe: Recipe) -> str | None:
 def prune(folder: Path, published: Path, recipe: Recipe) -> None:
     """Remove stores of some of the same files, and unreadable ones, until ``KEEP`` are left.
 
-    Processes that have them open keep reading: the disk space is freed when the last of them ends.
+    Processes that have them open can still read them; the disk space is freed when the last of
+    these ends.
 
     Args:
         folder: The folder of all stores.
-        published: The store that was just built; it stays.
-        recipe: That it was built by.
+        published: The store that was just built, which stays.
+        recipe: Recipe of that store.
     """
     related_stores = []
     for path in _list_stores(folder):
@@ -438,7 +441,7 @@ def prune(folder: Path, published: Path, recipe: Recipe) -> None:
 
 
 def _list_stores(folder: Path) -> list[Path]:
-    """Return the folders that are named like a key, newest first."""
+    """Return the folders with the name of a key, newest first."""
     if not is_there(folder):
         return []
     stores = [path for path in folder.glob("[0-9a-f]" * 64) if is_there(path)]
@@ -446,7 +449,7 @@ def _list_stores(folder: Path) -> list[Path]:
 
 
 def _describe_difference(path: Path, recipe: Recipe) -> str:
-    """Return what changed since a store was built; "" if it holds other files altogether."""
+    """Return what changed since a store was built; "" if it has no files in common."""
     try:
         index = StoreIndex.open(path)
     except StoreError:
@@ -465,14 +468,14 @@ def _describe_difference(path: Path, recipe: Recipe) -> str:
         changes = [*changes[:_MOST_CHANGES], f"{hidden_count} more"]
     if changes:
         return "; ".join(changes)
-    # Only where nothing else changed: stores of narrow images have no bands whatever is asked for.
+    # Only if nothing else changed: stores of narrow images never have bands.
     if facts.band_px != recipe.store.band_px:
         return f"store.band_px {facts.band_px} -> {recipe.store.band_px}"
     return "a file that was skipped"
 
 
 def describe_options(old: str, new: str) -> list[str]:
-    """Return the decode options that differ, each by its own name if the fingerprints are JSON."""
+    """Return the decode options that differ, by name if the fingerprints are JSON."""
     try:
         before = flatten(json.loads(old), "decoder")
         after = flatten(json.loads(new), "decoder")

@@ -1,4 +1,4 @@
-"""Files of stores: written down to the disk, mapped, and joined to one, an uncompressed tar."""
+"""Files of stores: flushed to the disk, mapped, and joined into an uncompressed tar."""
 
 import ctypes
 import errno
@@ -37,22 +37,22 @@ _NO_TAR = (
     OverflowError,
     OSError,
     RecursionError,
-    MemoryError,  # headers of headers, and some that state to be very long
+    MemoryError,  # nested headers, and some that claim to be very long
 )
 
 _MOST_RANGES = 1024
-"""The kernel takes no more at once (UIO_MAXIOV)."""
+"""Most ranges that the kernel takes at once (UIO_MAXIOV)."""
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[int]:
-    """Create a file that must not exist yet, and bring it to the disk at the end.
+    """Create a file that must not exist yet, and flush it to the disk at the end.
 
     Args:
-        path: Where; no link is followed there.
+        path: Path of the file; a link there is not followed.
 
     Yields:
-        A descriptor open for writing.
+        A descriptor that is open for writing.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
     try:
@@ -63,41 +63,41 @@ def new_file(path: Path) -> Iterator[int]:
 
 
 def write_all(fd: int, data: memoryview) -> None:
-    """Write all of the data, however small the pieces are that the system takes."""
+    """Write all of the data, however small the pieces are that the system accepts."""
     rest = data.cast("B")
-    while rest:  # a signal or a nearly full disk lets the system take a part
+    while rest:  # after a signal, or on a nearly full disk, the system writes only a part
         rest = rest[os.write(fd, rest) :]
 
 
 def reserve(fd: int, size_bytes: int) -> None:
-    """Reserve the space of a file where the system can: a full disk shows before the work."""
+    """Reserve the space of a file if the system can, so that a full disk is detected early."""
     if not hasattr(os, "posix_fallocate"):
         return
     try:
         os.posix_fallocate(fd, 0, size_bytes)
     except OSError as error:
-        # Some mounts cannot reserve; there a full disk shows at the write that meets it.
+        # Some mounts cannot reserve space; there, a full disk fails a later write.
         if error.errno not in _NO_RESERVATION:
             raise
 
 
 def keep_private(path: Path, sources: Iterable[str]) -> None:
-    """Let nobody read a store, file or folder, who may not read all of its sources."""
+    """Restrict the permissions of a file or folder of a store to those of all its sources."""
     allowed = 0o777
     for source in sources:
         allowed &= os.stat(source).st_mode  # noqa: PTH116 - there may be a million
-    # Group and others lose the right to read, and of a folder also that to enter it.
+    # Group and others lose read permission, and for a folder also permission to enter it.
     hidden = ~allowed & 0o044
     path.chmod(path.stat().st_mode & 0o777 & ~(hidden | hidden >> 2))
 
 
 @contextmanager
 def explain_errors(folder: Path, needed_bytes: int) -> Iterator[None]:
-    """Turn errors of the file system into ours.
+    """Turn errors of the file system into errors of stores.
 
     Args:
-        folder: Where a store is written.
-        needed_bytes: What it takes.
+        folder: Folder that a store is written to.
+        needed_bytes: Number of bytes that it takes.
 
     Raises:
         StoreSpaceError: The disk, the quota or the largest allowed file is too small.
@@ -119,7 +119,7 @@ def explain_errors(folder: Path, needed_bytes: int) -> Iterator[None]:
 
 
 def no_space(folder: Path, needed_bytes: int, free_bytes: int, reason: str) -> StoreSpaceError:
-    """Make the error for a disk without room."""
+    """Make the error for a disk without enough space."""
     return StoreSpaceError(
         f"{show_path(folder)}: no space for the decoded store ({reason}): it needs "
         f"{decimal(needed_bytes)}, and {decimal(free_bytes)} is free; free some space, or choose "
@@ -128,20 +128,20 @@ def no_space(folder: Path, needed_bytes: int, free_bytes: int, reason: str) -> S
 
 
 class Mapped(NamedTuple):
-    """Map of a file, and a place in it."""
+    """Map of a file, and an offset in it."""
 
     data: mmap.mmap
     begin: int
 
 
 def read_ahead(data: mmap.mmap, address: int, begins: Ints, lengths: Ints) -> None:
-    """Have ranges of a map brought into memory, side by side, without waiting for them.
+    """Start to read ranges of a map into memory in parallel, without waiting for them.
 
     Args:
         data: The map.
-        address: Of its first byte.
-        begins: [N] bytes before each range, multiples of the size of a page.
-        lengths: [N] bytes.
+        address: Address of its first byte.
+        begins: [N] offset of each range in bytes, a multiple of the page size.
+        lengths: [N] length of each range in bytes.
     """
     if not hasattr(data, "madvise") or _advise_at_once(address + begins, lengths):
         return
@@ -150,10 +150,10 @@ def read_ahead(data: mmap.mmap, address: int, begins: Ints, lengths: Ints) -> No
 
 
 def _advise_at_once(addresses: Ints, lengths: Ints) -> bool:
-    """Have ranges read ahead by one call, meanwhile other threads have the interpreter.
+    """Start to read ranges ahead by one call, which releases the interpreter.
 
     Returns:
-        False where the system has no such call, or does not allow it.
+        False if the system has no such call, or does not allow it.
     """
     if advise_ranges is None or not hasattr(os, "pidfd_open"):
         return False
@@ -170,7 +170,7 @@ def _advise_at_once(addresses: Ints, lengths: Ints) -> bool:
 
 
 def _find_process_madvise() -> Callable[..., int] | None:
-    """Return ``process_madvise`` of the C library (Linux 5.10, glibc 2.36); None where it has none."""
+    """Return ``process_madvise`` of the C library (Linux 5.10, glibc 2.36), or None if it is missing."""
     signature = ctypes.CFUNCTYPE(
         ctypes.c_ssize_t,
         ctypes.c_int,
@@ -190,13 +190,13 @@ advise_ranges = _find_process_madvise()
 
 @lru_cache(maxsize=1)
 def _open_process(pid: int) -> int:
-    """Return a descriptor of this process, by its number: a forked one gets its own."""
+    """Return a descriptor of a process by its number, so that a forked process gets its own."""
     return os.pidfd_open(pid)
 
 
 def is_there(folder: Path) -> bool:
-    """Return True if a store has been published; False also where that cannot be looked up."""
-    # Path.is_dir raises where a name is too long or a parent closed.
+    """Return True if a store has been published, and False if that cannot be determined."""
+    # Path.is_dir raises an error if a name is too long or a parent folder is not accessible.
     return os.path.isdir(folder)  # noqa: PTH112
 
 
@@ -204,8 +204,8 @@ def open_part(path: Path) -> BinaryIO:
     """Open a file of a store for reading.
 
     Raises:
-        StoreError: It cannot be opened.
-        StoreCorruptError: It is missing or not a regular file.
+        StoreError: The file cannot be opened.
+        StoreCorruptError: The file is missing or not a regular file.
     """
     try:
         return open_regular(path)
@@ -223,8 +223,8 @@ def map_file(path: Path, expected_bytes: int) -> mmap.mmap:
     """Map a file of a store for reading.
 
     Raises:
-        StoreError: It cannot be opened.
-        StoreCorruptError: It has not the length that `meta.json` says.
+        StoreError: The file cannot be opened.
+        StoreCorruptError: Its length differs from `meta.json`.
     """
     with open_part(path) as file:
         check_length(path, expected_bytes, os.fstat(file.fileno()).st_size)
@@ -232,20 +232,20 @@ def map_file(path: Path, expected_bytes: int) -> mmap.mmap:
 
 
 def check_length(path: Path, expected_bytes: int, nbytes: int) -> None:
-    """Refuse a file of a store that is not as long as `meta.json` says.
+    """Refuse a file of a store whose length differs from `meta.json`.
 
     Raises:
-        StoreCorruptError: It is longer or shorter.
+        StoreCorruptError: The file is longer or shorter.
     """
     if nbytes != expected_bytes:
         raise corrupt(path, f"expected {expected_bytes} bytes, found {nbytes}")
 
 
 def write_tar(files: Mapping[str, Path], target: Path) -> None:
-    """Join several files to one, the same bytes for the same files.
+    """Join several files into one tar, with the same bytes for the same files.
 
     Args:
-        files: By their names in it.
+        files: Files by their names in the tar.
         target: A new file, whose name ends with `TAR_SUFFIX`.
     """
     with (
@@ -262,12 +262,12 @@ def write_tar(files: Mapping[str, Path], target: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tar:
-    """A folder of files in one.
+    """Folder of files in one uncompressed tar.
 
     Attributes:
-        path: Of the file.
-        nbytes: Of the file.
-        members: Where each file of the folder begins, and its size.
+        path: Path of the tar.
+        nbytes: Size of the tar in bytes.
+        members: Offset and size of each file in the tar.
     """
 
     path: Path
@@ -279,12 +279,12 @@ class Tar:
         """Find the files in a tar.
 
         Args:
-            path: Of the tar.
-            most_files: Of a tar with more, the rest would take long to find; None for no bound.
+            path: Path of the tar.
+            most_files: Largest number of files to find, since more take long; None for no limit.
 
         Raises:
-            StoreError: It cannot be opened.
-            StoreCorruptError: It is no tar.
+            StoreError: The file cannot be opened.
+            StoreCorruptError: The file is not a tar.
         """
         with open_part(path) as file:
             nbytes = os.fstat(file.fileno()).st_size
@@ -300,7 +300,7 @@ class Tar:
                 raise corrupt(path, f"no tar of a store ({error!s:.200})") from error
         members: dict[str, tuple[int, int]] = {}
         for member in files:
-            # Anybody may have written it: what reaches past its end is taken for missing.
+            # The tar is not trusted: members that reach past its end count as missing.
             begin = member.offset_data
             end = member.offset_data + member.size
             if 0 <= begin <= end <= nbytes:
@@ -308,7 +308,7 @@ class Tar:
         return cls(path, nbytes, members)
 
     def read(self, name: str, most_bytes: int) -> bytes:
-        """Read the beginning of a file; nothing where it is not there."""
+        """Read the beginning of a file, or nothing if it is missing."""
         begin, nbytes = self.members.get(name, (0, 0))
         with self.path.open("rb") as file:
             file.seek(begin)
@@ -316,7 +316,7 @@ class Tar:
 
 
 def corrupt(path: Path, problem: str) -> StoreCorruptError:
-    """Make the error for a file of a store whose content is wrong."""
+    """Make the error for a file of a store with wrong content."""
     folder = show_path(path.parent)
     return StoreCorruptError(
         f"{show_path(path)}: {problem}; delete the folder {folder} and run `lit-data prepare` again"

@@ -1,4 +1,4 @@
-"""Index of a store: where each image lies, which files are behind it, how these were read."""
+"""Index of a store: the position of each image, its source files, and how they were decoded."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -21,24 +21,25 @@ PIXELS = "pixels"
 IMAGE_RECORD = np.dtype(
     [("first_source", "<u8"), ("height_px", "<u4"), ("width_px", "<u4"), ("crc32", "<u4")]
 )
-"""The first row of an image among the files, its size, the CRC-32 of its pixels."""
+"""Record of an image: its first row among the files, its size, and the CRC-32 of its pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """The facts of one store.
+    """Facts of one store.
 
     Args:
         dtype: Dtype of all pixels, one of ``DTYPES``; stored little-endian.
         channels: Channels of every image.
         decoder: Fingerprint of the decoder.
-        on_bad: What was asked for bad sources: ``error`` or ``skip``.
-        notes: Number of images that the decoder had each remark about.
-        skipped: (first path, what is wrong) of each source left out.
-        band_px: Width of the bands of wide images; None: no image is in bands.
+        on_bad: Treatment of bad sources: ``error`` or ``skip``.
+        notes: Number of images with each note of the decoder.
+        skipped: (first path, what is wrong) of each skipped source.
+        band_px: Width of the bands of wide images; None if no image is in bands.
 
     Raises:
-        ValueError: or TypeError: one of them cannot be.
+        ValueError: A value is not allowed.
+        TypeError: A value has the wrong type.
     """
 
     dtype: str
@@ -50,10 +51,10 @@ class StoreFacts:
     band_px: int | None = None
 
     def __post_init__(self) -> None:
-        pairs = tuple((path, fault) for path, fault in self.skipped)  # JSON knows lists only
+        pairs = tuple((path, fault) for path, fault in self.skipped)  # JSON has only lists
         object.__setattr__(self, "skipped", pairs)
         is_width = is_count(self.band_px) and self.band_px in WIDTHS
-        # Anybody may have written the file that they come from.
+        # The file that they come from is not trusted.
         checks = {
             "dtype": self.dtype in DTYPES,
             "channels": is_count(self.channels) and 0 < self.channels < 2**32,
@@ -74,7 +75,7 @@ class StoreFacts:
 
     @property
     def layout(self) -> BandLayout:
-        """Layout of its images."""
+        """Layout of the images."""
         return BandLayout(self.band_px, self.item_dtype.itemsize)
 
     def as_meta(self) -> dict[str, Any]:
@@ -83,14 +84,14 @@ class StoreFacts:
 
 
 class StoreIndex(NamedTuple):
-    """Everything of a store but its pixels.
+    """Everything in a store except its pixels.
 
     Attributes:
-        folder: Its arrays.
-        facts: About all images.
-        extents: Size and place of each image among the pixels.
+        folder: Arrays of the store.
+        facts: Facts about all images.
+        extents: Size and position of each image among the pixels.
         crcs: [n] CRC-32 of the pixels of each image.
-        sources: The files behind the images.
+        sources: Source files of the images.
     """
 
     folder: ArrayFolder
@@ -128,10 +129,10 @@ class StoreIndex(NamedTuple):
 
 
 def _lay_out(images: Array, channels: int, pixels_shape: tuple[int, ...]) -> ImageExtents:
-    """Return where the images lie, one after another.
+    """Return the extents of the images, which are adjacent in the array of pixels.
 
     Raises:
-        ValueError: They do not fill the array of pixels.
+        ValueError: The images do not fill the array of pixels.
     """
     heights_px, widths_px = (
         images["height_px"].astype(np.int64),
@@ -139,7 +140,7 @@ def _lay_out(images: Array, channels: int, pixels_shape: tuple[int, ...]) -> Ima
     )
     if min(heights_px.min(), widths_px.min()) == 0:
         raise ValueError("an image has no pixels")
-    # In floating point first: whole numbers could wrap around at 64 bits.
+    # In floating point first, since integers could wrap around at 64 bits.
     value_count = (heights_px.astype(np.float64) * widths_px).sum() * channels
     if value_count <= MAX_LENGTH:
         counts = heights_px * widths_px * channels
@@ -150,10 +151,10 @@ def _lay_out(images: Array, channels: int, pixels_shape: tuple[int, ...]) -> Ima
 
 
 def _check_sources(first_rows: Array, name_ends: Array, names_bytes: int) -> None:
-    """Refuse files that the images, or names that the files, do not share out among them.
+    """Refuse a table in which a file belongs to no image, or a part of the names to no file.
 
     Raises:
-        ValueError: They do not, or there are none.
+        ValueError: The table is such, or is empty.
     """
     if not _is_rising(first_rows) or first_rows[0] != 0 or first_rows[-1] >= len(name_ends):
         raise ValueError("the images do not use each source file once")
@@ -162,5 +163,5 @@ def _check_sources(first_rows: Array, name_ends: Array, names_bytes: int) -> Non
 
 
 def _is_rising(numbers: Array) -> bool:
-    """Return True if there are numbers, each above the one before."""
+    """Return True if there are numbers, and they strictly increase."""
     return len(numbers) > 0 and bool((numbers[1:] > numbers[:-1]).all())

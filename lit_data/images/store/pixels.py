@@ -1,12 +1,12 @@
 """Layout of the pixels of a store, and patches that are gathered from them.
 
-Small images are planar [C, H, W]. Large ones lie in vertical bands, so that a patch reads what it
-shows and not whole rows. A band is [H, C, b] in one piece: the rows of a patch lie one after another
-in each band that it touches. The bands of an image come from left to right, the last one may be
-narrower.
+Small images are planar [C, H, W]. Large ones are stored in vertical bands, so that a patch reads
+only what it shows and not whole rows. A band is one contiguous piece [H, C, b]: the rows of a patch
+are adjacent in each band that it touches. The bands of an image are ordered from left to right, and
+the last one may be narrower.
 
-Measured against square blocks of equal width, bands read less (a patch of 128 px at any place 1.7
-times its bytes, not 2.1) and copy faster, as no row lies in two of them.
+Compared with square blocks of equal width, bands read less (a patch of 128 px at any position reads
+1.7 times its bytes instead of 2.1) and copy faster.
 """
 
 import math
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 MIN_ROW_BYTES = 1024
-"""Images whose rows are shorter stay planar: some rows share a page of memory as it is."""
+"""Images whose rows are shorter stay planar, since a page of memory already has several rows."""
 WIDTHS = (32, 64, 128, 256)
 MOST_OPENED = 4096
 _SCRATCH_BYTES = 2**22
@@ -42,11 +42,11 @@ class StoreOptions:
     """Layout of decoded images on the disk.
 
     Args:
-        band_px: Width of the bands that images are cut into whose rows take 1 KiB and more; None
-            keeps them whole.
+        band_px: Width of the bands that images with rows of 1 KiB or more are cut into; None keeps
+            them whole.
 
     Raises:
-        ConfigError: The width is none of 32, 64, 128 and 256.
+        ConfigError: The width is not 32, 64, 128 or 256.
     """
 
     band_px: int | None = 64
@@ -58,15 +58,15 @@ class StoreOptions:
 
 
 WHOLE = StoreOptions(band_px=None)
-"""No image is cut into bands."""
+"""Layout without bands."""
 
 
 class BandLayout(NamedTuple):
     """Layout of the images of a store.
 
     Attributes:
-        band_px: Width of a band; None: no image is in bands.
-        itemsize: Bytes of a value.
+        band_px: Width of a band; None if no image is in bands.
+        itemsize: Number of bytes of a value.
     """
 
     band_px: int | None
@@ -79,7 +79,7 @@ class BandLayout(NamedTuple):
         return widths_px * self.itemsize >= MIN_ROW_BYTES
 
     def split(self, image: Array) -> Iterator[Array]:
-        """Yield an image [C, H, W] in the order of the disk: whole, or its bands [H, C, b]."""
+        """Yield the parts of an image [C, H, W] as stored on the disk: the whole, or its bands [H, C, b]."""
         width_px = image.shape[2]
         if self.band_px is None or width_px * self.itemsize < MIN_ROW_BYTES:
             yield image
@@ -96,7 +96,7 @@ class ImageExtents(NamedTuple):
         channels: Channels of every image.
         heights_px: [n] rows of each image.
         widths_px: [n] columns of each image.
-        begins: [n] value at which each image begins.
+        begins: [n] index of the first value of each image.
     """
 
     channels: int
@@ -109,13 +109,13 @@ class ImageExtents(NamedTuple):
         return self.channels, self.heights_px.item(number), self.widths_px.item(number)
 
     def cut_out(self, values: Array, number: int) -> Array:
-        """Return the values of one image: [C * H * W], a view."""
+        """Return a view of the values of one image: [C * H * W]."""
         begin = self.begins.item(number)
         return values[begin : begin + math.prod(self.shape(number))]
 
 
 class BandedImage:
-    """One image in bands, which is read by slices as an array [C, H, W] is.
+    """Image in bands, which is read by slices like an array [C, H, W].
 
     Args:
         values: [C * H * W], mapped from a file.
@@ -137,21 +137,21 @@ class BandedImage:
         return np.asarray(self.read(0, 0, *self.shape[1:]), dtype)
 
     def __getitem__(self, part: tuple[slice, slice, slice]) -> Array:
-        """Read some rows and columns of some channels, each without steps, and no more."""
+        """Read only the given rows and columns of the given channels; slices have no steps."""
         channels, rows, columns = part
         top, bottom, _ = rows.indices(self.shape[1])
         left, right, _ = columns.indices(self.shape[2])
         return self.read(top, left, max(bottom - top, 0), max(right - left, 0))[channels]
 
     def read(self, top_px: int, left_px: int, height_px: int, width_px: int) -> Array:
-        """Read a part that lies in the image: [C, h, w]."""
+        """Read a part inside the image: [C, h, w]."""
         band_px = self._band_px
         channels = self.shape[0]
         right_px = left_px + width_px
         bottom_px = top_px + height_px
         first = min(left_px // band_px, len(self._bands))
         bands = self._bands[first : -(-right_px // band_px), top_px:bottom_px]
-        # [bands, h, C, b] becomes [h, C, bands * b]: rows of neighbouring bands side by side.
+        # [bands, h, C, b] becomes [h, C, bands * b], with rows of neighbouring bands side by side.
         rows = bands.transpose(1, 2, 0, 3).reshape(height_px, channels, len(bands) * band_px)
         if right_px > len(self._bands) * band_px:
             rows = np.concatenate((rows, self._last[top_px:bottom_px]), axis=2)
@@ -160,17 +160,17 @@ class BandedImage:
 
 
 class StoredPixels(ABC):
-    """Pixels of images that lie one after another in memory, out of which patches are cut.
+    """Pixels of images that are adjacent in memory, from which patches are cut.
 
-    Many patches are copied by few calls of `torch.index_select`, which picks rows of a view in
-    which a row begins at every value. Meanwhile other threads have the interpreter.
+    Many patches are copied by a few calls of `torch.index_select`, which picks rows of a view in
+    which a row begins at every value. These calls release the interpreter for other threads.
 
     Args:
         values: [N] values of all images, mapped from a file.
-        extents: Of the images.
+        extents: Extents of the images.
 
     Attributes:
-        least_gathered: Fewer patches are copied one by one.
+        least_gathered: Least number of patches to gather; fewer patches are copied one by one.
     """
 
     least_gathered: ClassVar = 1
@@ -181,7 +181,7 @@ class StoredPixels(ABC):
 
     @abstractmethod
     def open(self, number: int) -> SlicedImage:
-        """Return one image, to be read by slices."""
+        """Return one image, which can be read by slices."""
 
     @abstractmethod
     def find_simple(self, images: Ints, tops_px: Ints, lefts_px: Ints, size_px: Size) -> Bools:
@@ -198,7 +198,7 @@ class StoredPixels(ABC):
         is_worthwhile = len(rows) >= self.least_gathered
         is_simple &= is_worthwhile and rows.flags.c_contiguous  # not the corners of larger rows
         if is_simple.any():
-            # The first one stands in for the others, which are written over below.
+            # The first one stands in for the others, which are overwritten below.
             copied = np.where(is_simple, np.arange(len(rows)), is_simple.argmax())
             self.gather(images[copied], tops_px[copied], lefts_px[copied], rows)
         for number in np.flatnonzero(~is_simple).tolist():
@@ -207,7 +207,7 @@ class StoredPixels(ABC):
 
 
 class PlanarPixels(StoredPixels):
-    """Images [C, H, W]."""
+    """Pixels of images stored as [C, H, W]."""
 
     def __init__(self, values: Array, extents: ImageExtents) -> None:
         super().__init__(values, extents)
@@ -233,7 +233,7 @@ class PlanarPixels(StoredPixels):
         channel_strides = row_strides * self._extents.heights_px[images]
         starts = self._extents.begins[images] + tops_px * row_strides + lefts_px
         if self._has_one_size:
-            # The values of all patches lie at the same distances from the first ones.
+            # The values of all patches have the same distances to their first ones.
             strides = channel_strides.item(0), row_strides.item(0), 1
             _gather(self._values, starts, strides, rows)
             return
@@ -244,23 +244,23 @@ class PlanarPixels(StoredPixels):
 
 
 class BandedPixels(StoredPixels):
-    """Images in bands, in a file read at random places: the kernel reads what it is told and no more.
+    """Pixels of images in bands, read at random positions: the kernel reads only the requested pages.
 
     Args:
-        mapped: Where the values begin, in a map for this purpose alone.
+        mapped: Offset of the values, in a map that serves only this purpose.
         values: [N] values of all images in that map.
         band_px: Width of a band.
-        extents: Of the images.
+        extents: Extents of the images.
     """
 
-    least_gathered: ClassVar = 64  # copied twice on their way, which pays for many in threads
+    least_gathered: ClassVar = 64  # gathered patches are copied twice, which pays off for many
 
     def __init__(self, mapped: Mapped, values: Array, band_px: int, extents: ImageExtents) -> None:
         super().__init__(values, extents)
         self._data, self._begin = mapped
         self._address = self._values.ctypes.data - self._begin
         self._band_px = band_px
-        # No method of this object, or the map would stay until garbage is collected.
+        # Not a method of this object, or the map would stay until garbage collection.
         self._open = lru_cache(MOST_OPENED)(partial(_open_banded, self._values, extents, band_px))
         self._scratch = threading.local()
         if hasattr(self._data, "madvise"):
@@ -268,24 +268,24 @@ class BandedPixels(StoredPixels):
 
     @override
     def open(self, number: int) -> BandedImage:
-        """Return an image; the one made before while it is among the last used."""
+        """Return an image, from a cache of the last used ones if possible."""
         return self._open(number)
 
     @override
     def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
-        """Cut patches. The kernel is told of all of them before the first is read."""
+        """Cut patches; the kernel is told about all of them before the first one is read."""
         size_px = rows.shape[2], rows.shape[3]
         self._expect(*self._find_spans(images, tops_px, lefts_px, size_px))
         super().cut_into(images, tops_px, lefts_px, rows)
 
     @override
     def find_simple(self, images: Ints, tops_px: Ints, lefts_px: Ints, size_px: Size) -> Bools:
-        # The last band may be narrower than the others, which then are too few or end too early.
+        # The last band may be narrower than the others, so that a patch would read past the end.
         full_bands = self._extents.widths_px[images] // self._band_px
         fits_above = (tops_px >= 0) & (tops_px <= self._extents.heights_px[images] - size_px[0])
         fits_beside = (lefts_px >= 0) & (lefts_px + size_px[1] <= full_bands * self._band_px)
         fits = fits_above & fits_beside
-        # Those that hold whole bands are copied once, not twice, if all are such.
+        # If all patches consist of whole bands, they are copied once instead of twice.
         is_whole = fits & self._hold_whole_bands(lefts_px, size_px[1])
         return is_whole if 8 * is_whole.sum() > 7 * fits.sum() else fits
 
@@ -296,12 +296,12 @@ class BandedPixels(StoredPixels):
         are_whole = self._hold_whole_bands(lefts_px, width_px).all()
         bands = width_px // band_px if are_whole else self._count_bands(width_px)
         first_bands = lefts_px // band_px
-        # A patch that touches fewer bands takes its last one again: the next was not asked for, and
-        # each of its pages would be waited for.
+        # A patch that touches fewer bands repeats its last one: the next one was not requested, and
+        # each of its pages would cause a wait.
         last_bands = (lefts_px + width_px - 1) // band_px
         read_bands = np.minimum(first_bands + np.arange(bands)[:, None], last_bands)
 
-        # Rows of a patch lie in one piece in each band.
+        # The rows of a patch are contiguous in each band.
         band_values = self._extents.heights_px[images] * channels * band_px
         tops = self._extents.begins[images] + tops_px * channels * band_px
         starts = tops + band_values * read_bands
@@ -314,17 +314,17 @@ class BandedPixels(StoredPixels):
             _gather(self._values, band_starts, strides, beside[:, :, :, band])
 
     def _gather_cropped(self, starts: Ints, shifts_px: Ints, rows: Array) -> None:
-        """Copy the bands of patches side by side into memory of this thread, and crop them there.
+        """Copy the bands of patches side by side into memory of this thread, and crop them.
 
         Args:
             starts: [bands, M] first value of the patch in each band.
-            shifts_px: [M] columns of the first band left of the patch.
-            rows: [M, C, h, w].
+            shifts_px: [M] number of columns of the first band to the left of the patch.
+            rows: [M, C, h, w], destination of the patches.
         """
         channels, height_px, _ = rows.shape[1:]
         bands, band_px = len(starts), self._band_px
         patch_values = height_px * channels * bands * band_px
-        # Few enough at a time for the processor's cache.
+        # Few enough at a time to fit into the cache of the processor.
         step = min(max(1, _SCRATCH_BYTES // (patch_values * rows.itemsize)), len(rows))
         scratch = self._take_scratch(step * patch_values * rows.itemsize).view(rows.dtype)
         beside = scratch.reshape(step, height_px * channels, bands, band_px)
@@ -339,27 +339,27 @@ class BandedPixels(StoredPixels):
             _gather(scratch, scratch_starts[:count] + shifts_px[part], strides, patches)
 
     def _hold_whole_bands(self, lefts_px: Ints, width_px: int) -> Bools:
-        """Return [M] bool, True for patches that begin and end between two bands."""
+        """Return [M] bool, True for patches that begin and end at the border of a band."""
         if width_px % self._band_px:
             return np.zeros(len(lefts_px), np.bool_)
         is_whole: Bools = lefts_px % self._band_px == 0
         return is_whole
 
     def _take_scratch(self, nbytes: int) -> Array:
-        """Return memory of this thread, which is not touched anew by each call: [nbytes] uint8."""
+        """Return memory [nbytes] uint8 of this thread, which later calls reuse."""
         memory: Array | None = getattr(self._scratch, "memory", None)
         if memory is None or len(memory) < nbytes:
             memory = self._scratch.memory = np.empty(nbytes, np.uint8)
         return memory[:nbytes]
 
     def _count_bands(self, width_px: int) -> int:
-        """Return the most bands that a patch touches."""
+        """Return the largest number of bands that a patch touches."""
         return (width_px + self._band_px - 2) // self._band_px + 1
 
     def _find_spans(
         self, images: Ints, tops_px: Ints, lefts_px: Ints, size_px: Size
     ) -> tuple[Ints, Ints]:
-        """Return first value and length of each piece of patches, without what lies past an edge."""
+        """Return first value and length of each piece of the patches, without parts beyond an edge."""
         channels = self._extents.channels
         heights_px = self._extents.heights_px[images]
         widths_px = self._extents.widths_px[images, None]
@@ -371,14 +371,14 @@ class BandedPixels(StoredPixels):
         ) * self._band_px
         is_shown = band_lefts_px < np.minimum(lefts_px[:, None] + size_px[1], widths_px)
         is_shown &= (row_counts > 0)[:, None]
-        # All bands before this one, then the rows above the patch in this one.
+        # All previous bands, then the rows above the patch in this one.
         row_values = channels * np.minimum(self._band_px, widths_px - band_lefts_px)
         begins = self._extents.begins[images, None] + first_rows[:, None] * row_values
         begins += channels * heights_px[:, None] * band_lefts_px
         return begins[is_shown], (row_counts[:, None] * row_values)[is_shown]
 
     def _expect(self, begins: Ints, counts: Ints) -> None:
-        """Have values brought into memory, side by side and in the order of the file."""
+        """Start to read values into memory, in parallel and in the order of the file."""
         order = np.argsort(begins)
         begins_bytes = self._begin + begins[order] * self._values.itemsize
         excess_bytes = begins_bytes % mmap.PAGESIZE  # advice is given for whole pages
@@ -391,7 +391,7 @@ def _open_banded(values: Array, extents: ImageExtents, band_px: int, number: int
 
 
 def _gather(values: Array, starts: Ints, strides: Sequence[int], rows: Array) -> None:
-    """Copy values from each start on, at the same distances, to rows [M, ...]."""
+    """Copy values from each start, with the same strides, to rows [M, ...]."""
     import torch
 
     shape = rows.shape[1:]
@@ -403,11 +403,11 @@ def _gather(values: Array, starts: Ints, strides: Sequence[int], rows: Array) ->
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Copy in this thread alone: a team of threads waits for each other where cores are busy."""
+    """Limit torch to this thread, since a team of threads waits for each other on busy cores."""
     import torch
 
     threads = torch.get_num_threads()
-    if threads == 1:  # as in workers; setting it would hold for threads to come
+    if threads == 1:  # as in workers; setting it would affect later threads
         yield
         return
     torch.set_num_threads(1)
@@ -418,17 +418,17 @@ def _one_thread() -> Iterator[None]:
 
 
 class _Writable:
-    """Claims that values may be written: torch warns of those that may not, and only reads these."""
+    """Wrapper that marks values as writable, since torch warns of others; torch only reads them."""
 
     def __init__(self, values: Array) -> None:
-        self._values = values  # it keeps the map open
+        self._values = values  # keeps the map open
         self.__array_interface__ = values.__array_interface__ | {
             "data": (values.ctypes.data, False)
         }
 
 
 def _wrap(values: Array) -> "torch.Tensor":
-    """Return a tensor of the same memory, of signed numbers where torch copies no others."""
+    """Return a tensor of the same memory, with signed numbers for dtypes that torch cannot copy."""
     import torch
 
     return torch.from_numpy(values.view(np.int16) if values.dtype == np.uint16 else values)

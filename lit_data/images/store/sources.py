@@ -1,7 +1,7 @@
-"""Source files behind the images of a store: their names and states, and the key that sums them up.
+"""Source files of the images of a store: their names and states, and a key that identifies them.
 
-Kept as flat arrays (paths joined into one blob), so that a million files are three objects and
-workers that read them make no private copies (pytorch/pytorch#13246).
+They are kept as flat arrays (paths joined into one blob), so that a million files are three objects
+and workers that read them make no private copies (pytorch/pytorch#13246).
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from lit_data.images.decoders import ImageSource
 SOURCE_RECORD = np.dtype(
     [("name_end", "<u8"), ("size_bytes", "<i8"), ("mtime_ns", "<i8"), ("crc32", "<u4")]
 )
-"""End of a path among the joined paths, the file's size and time (-1: no such file), its CRC-32."""
+"""Record of a file: end of its path among the joined paths, size and time (-1 if missing), CRC-32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class SourceTable:
     """Source files of n images, in order; an image may need several files.
 
     Args:
-        names: uint8, all paths joined, as the file system encodes them.
+        names: uint8, all paths joined, in the encoding of the file system.
         files: [m] records of ``SOURCE_RECORD``.
         firsts: [n] int64, row in ``files`` at which each image begins.
     """
@@ -53,7 +53,7 @@ class SourceTable:
         return tuple(self.name(row) for row in self.rows(image))
 
     def take(self, images: Ints) -> "SourceTable":
-        """Return the table of some of the images."""
+        """Return the table of the chosen images."""
         if len(images) == len(self.firsts):
             return self
         rows: list[int] = []
@@ -63,11 +63,11 @@ class SourceTable:
             paths.append(self.paths(image))
         table = join_paths(paths)
         files = self.files[rows]
-        files["name_end"] = table.files["name_end"]  # the names lie elsewhere now
+        files["name_end"] = table.files["name_end"]  # the names have other offsets now
         return SourceTable(table.names, files, table.firsts)
 
     def digest(self, *more: str) -> str:
-        """Return the SHA-256 over paths, sizes and times, their images, and some texts."""
+        """Return the SHA-256 over paths, sizes and times, their images, and the texts."""
         sha256 = hashlib.sha256()
         parts = [text.encode() for text in more]
         parts.append(self.firsts.astype("<i8").tobytes())
@@ -86,15 +86,15 @@ class SourceTable:
         return np.stack((files["crc32"].astype(np.int64), files["size_bytes"]), axis=1)
 
     def states(self) -> dict[bytes, tuple[int, int]]:
-        """Return size and modification time of each file by its path."""
-        blob = self.names.tobytes()  # cut at once, not by a call of `name` for each
+        """Return size and modification time of each file, by its path."""
+        blob = self.names.tobytes()  # cut all at once, without a call of `name` for each
         edges = [0, *self.files["name_end"].tolist()]
         names = [blob[begin:end] for begin, end in itertools.pairwise(edges)]
         return dict(zip(names, self.files[["size_bytes", "mtime_ns"]].tolist(), strict=True))
 
 
 def join_paths(paths: Iterable[Sequence[str]]) -> SourceTable:
-    """Make the table of images with the paths of their files, all else left at 0."""
+    """Make a table of images with the paths of their files; all other values are 0."""
     counts: list[int] = []
     names: list[bytes] = []
     for image_paths in paths:
@@ -107,12 +107,12 @@ def join_paths(paths: Iterable[Sequence[str]]) -> SourceTable:
 
 
 def join_tables(tables: Sequence[SourceTable]) -> SourceTable:
-    """Join tables, whose offsets count from the beginning of each."""
+    """Join tables, and shift the offsets of each."""
     names, files, firsts = [], [], []
     name_bytes = file_count = 0
     for table in tables:
         moved_files = table.files.copy()
-        # Ends of names count bytes of all names before.
+        # Ends of names count the bytes of all previous names.
         moved_files["name_end"] += np.uint64(name_bytes)
         names.append(table.names)
         files.append(moved_files)
@@ -123,11 +123,11 @@ def join_tables(tables: Sequence[SourceTable]) -> SourceTable:
 
 
 def list_sources(sources: Sequence[ImageSource], *, progress: bool) -> SourceTable:
-    """Make the table of the sources as they are now; a missing file has size and time -1.
+    """Make the table of the current state of the sources; a missing file has size and time -1.
 
     Args:
         sources: The images.
-        progress: Show a bar if it takes long.
+        progress: Show a progress bar if it takes long.
     """
     table = join_paths(source.paths for source in sources)
     paths = itertools.chain.from_iterable(source.paths for source in sources)
@@ -143,7 +143,7 @@ def list_below(sources: Sequence[ImageSource], names: Mapping[str, str]) -> Sour
 
     Args:
         sources: The images.
-        names: That of each file, by its path.
+        names: Name of each file, by its path.
     """
     listed = list_sources(sources, progress=False)
     table = join_paths([names[path] for path in source.paths] for source in sources)
@@ -155,15 +155,16 @@ def list_below(sources: Sequence[ImageSource], names: Mapping[str, str]) -> Sour
 def describe_change(
     old: SourceTable, new: SourceTable, skipped: Collection[str] = ()
 ) -> str | None:
-    """Say how one list of sources differs from another.
+    """Describe how one list of sources differs from another.
 
     Args:
         old: The list of a store.
-        new: The list as it is now.
-        skipped: Paths that the store left out, so that the old list has them not.
+        new: The current list.
+        skipped: Paths that the store skipped, which the old list therefore lacks.
 
     Returns:
-        One phrase, "" if they are equal but for skipped files, None if they have no file in common.
+        One phrase; "" if they are equal except for skipped files, None if they have no file in
+        common.
     """
     before = old.states()
     after = new.states()
@@ -182,7 +183,7 @@ def describe_change(
             phrases.append(f"{len(names)} {change} (first: {first})")
     if phrases:
         return "files " + ", ".join(phrases)
-    # The old list lacks what it skipped, so digests can be compared only where that is nothing.
+    # The old list lacks the skipped files, so digests can be compared only if there are none.
     if skipped_names:
         is_same = list(before) == [name for name in after if name not in skipped_names]
     else:
@@ -191,7 +192,7 @@ def describe_change(
 
 
 def _stat(path: str) -> tuple[int, int]:
-    """Return size and modification time of a file, -1 and -1 where it is not there."""
+    """Return size and modification time of a file, or -1 and -1 if it is missing."""
     try:
         status = os.stat(path)  # noqa: PTH116 - Path.stat takes three times as long, and there may be a million
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The decoded store: all images of a dataset, decoded once, in one file that every worker maps."""
+"""Decoded store: all images of a dataset, decoded once, in one file that every worker maps."""
 
 import hashlib
 import logging
@@ -40,34 +40,34 @@ CHUNK_BYTES = 2**20
 
 
 class StoredImages(ImageBank):
-    """Bank of stored images, so that it is known what they are.
+    """Bank of stored images, which are identified by a key.
 
     Attributes:
-        key: SHA-256 of all that the images were made from.
+        key: SHA-256 of everything that the images were made from.
     """
 
     key: str
 
     @abstractmethod
     def open_image(self, index: int) -> Array | BandedImage:
-        """Return one image, to be read by slices: [C, H, W]."""
+        """Return one image [C, H, W], which can be read by slices."""
 
     @property
     @abstractmethod
     def source_states(self) -> Array:
-        """[n, 2] CRC-32 and size of the first file of each image: equal for equal files."""
+        """CRC-32 and size of the first file of each image, [n, 2]; equal for equal files."""
 
     @abstractmethod
     def verify(self, *, progress: bool = True) -> list[str]:
-        """Return a line for each image or file that is not what it was when it was stored."""
+        """Return a line for each image or file that changed since it was stored."""
 
 
 class DecodedStore(StoredImages):
     """Images by number, as read-only views of a memory map. Make one with ``build`` or ``open``.
 
-    Workers and later runs share one copy of the pixels in the page cache. The files of a store are
-    never changed: a rebuild makes new ones, and a process that has the old ones open reads on. A
-    store pickles as its path alone, and many threads may read it at once.
+    Workers and later runs share one copy of the pixels in the page cache. The files of a store
+    never change: a rebuild creates new ones, and a process that has the old ones open can still
+    read them. A store is pickled as its path, and many threads may read it at once.
 
     On disk it is a folder of arrays (see ``arrays``): ``pixels``, ``images`` (see ``index``),
     ``files`` and ``names`` (see ``sources``).
@@ -79,11 +79,11 @@ class DecodedStore(StoredImages):
         dtype: Dtype of every image: uint8, uint16, int16 or float32.
         heights_px: [n] int64, rows of each image.
         widths_px: [n] int64, columns of each image.
-        pixels: [N], the values of all images, one after another: planar [C, H, W], or in bands, see
+        pixels: [N] values of all images, one after another: planar [C, H, W], or in bands, see
             `bands`.
-        nbytes: Bytes of all pixels as they are stored.
-        notes: Number of images that the decoder had each remark about.
-        skipped: (first path, what is wrong) of each source that was left out.
+        nbytes: Number of bytes of all pixels as stored.
+        notes: Number of images with each note of the decoder.
+        skipped: (first path, what is wrong) of each skipped source.
     """
 
     def __init__(self, path: PathText) -> None:
@@ -107,13 +107,13 @@ class DecodedStore(StoredImages):
         self._planar = PlanarPixels(self.pixels, self._extents)
         self._banded: BandedPixels | None = None
         if facts.band_px is not None and self._is_banded.any():
-            # A map of its own, since the kernel reads ahead in one that is read in order.
+            # A separate map, since the kernel reads ahead in one that is read in order.
             mapped, values = self._folder.map_again(PIXELS)
             self._banded = BandedPixels(mapped, values, facts.band_px, self._extents)
 
     @classmethod
     def open(cls, path: PathText) -> Self:
-        """Open a store and check what it says of itself.
+        """Open a store and check its metadata.
 
         Args:
             path: The folder of one store.
@@ -137,25 +137,25 @@ class DecodedStore(StoredImages):
         progress: bool = True,
         store: StoreOptions | None = None,
     ) -> Self:
-        """Open the store of these sources, building it first where it does not exist.
+        """Open the store of these sources, and build it first if it does not exist.
 
         Args:
             sources: The images, at least one.
-            folder: Holds the stores of one dataset, each in a folder named by its key.
+            folder: Folder of the stores of one dataset, each in a folder named by its key.
             decoder: Decodes one source.
-            on_bad: ``error`` raises one error that lists all bad sources, ``skip`` leaves them out
-                and lists them.
+            on_bad: ``error`` raises one error that lists all bad sources, ``skip`` skips and lists
+                them.
             wait_s: Longest wait for another process that builds in the same folder.
-            rebuild: False raises instead of building anew after sources or options changed.
-            progress: Show bars on work that takes longer than two seconds.
-            store: How images lie on the disk; by default whole and as they are.
+            rebuild: False raises an error instead of a rebuild if sources or options changed.
+            progress: Show progress bars for work that takes longer than two seconds.
+            store: Layout of images on the disk; by default whole.
 
         Raises:
             ConfigError: An argument is not allowed.
-            DataError: Sources are bad, or do not share one dtype and number of channels.
-            StoreStaleError: A store exists but does not fit any more, and ``rebuild`` is off.
-            StoreSpaceError: The disk has no room.
-            StoreBusyError: Another process still builds after ``wait_s``.
+            DataError: Sources are bad, or differ in dtype or number of channels.
+            StoreStaleError: A store exists but is out of date, and ``rebuild`` is False.
+            StoreSpaceError: The disk has not enough space.
+            StoreBusyError: Another process is still building after ``wait_s``.
             StoreCorruptError: The store exists and is damaged.
             StoreError: The folder cannot be read or written.
         """
@@ -172,7 +172,7 @@ class DecodedStore(StoredImages):
         return len(self.heights_px)
 
     def __getitem__(self, index: int) -> Array:
-        """Return one image [C, H, W], read-only: a view of the map, or a copy of one in bands."""
+        """Return one image [C, H, W], read-only: a view of the map, or a copy if it is in bands."""
         image = self.open_image(index)
         if isinstance(image, BandedImage):
             image = np.ascontiguousarray(image)
@@ -182,7 +182,7 @@ class DecodedStore(StoredImages):
     @override
     def open_image(self, index: int) -> Array | BandedImage:
         if self._banded is not None and self._is_banded.item(index):
-            return self._banded.open(range(len(self))[index])  # negative ones count from the end
+            return self._banded.open(range(len(self))[index])  # negative indices count from the end
         values = self._extents.cut_out(self.pixels, index)
         return values.reshape(self._extents.shape(index))
 
@@ -204,7 +204,7 @@ class DecodedStore(StoredImages):
 
     def name(self, index: int) -> str:
         """Return the first source path of one image."""
-        image = range(len(self))[index]  # negative ones count from the end
+        image = range(len(self))[index]  # negative indices count from the end
         return self._sources.name(self._sources.rows(image).start)
 
     @property
@@ -221,13 +221,13 @@ class DecodedStore(StoredImages):
         """Read every byte and every source file again and compare them with their checksums.
 
         Args:
-            progress: Show a bar if it takes long.
+            progress: Show a progress bar if it takes long.
 
         Returns:
-            One line for each image or file that is not what it was at the build.
+            One line for each image or file that changed since the build.
 
         Raises:
-            StoreCorruptError: The pixel file is not as long as it should be.
+            StoreCorruptError: The pixel file has another length than it should.
         """
         self.check_size()
         image_count = len(self)
@@ -239,7 +239,7 @@ class DecodedStore(StoredImages):
         return [line for line in damages if line]
 
     def find_bad_images(self) -> Iterator[str]:
-        """Read every image, and yield what is wrong with it, "" if all is well."""
+        """Read every image, and yield what is wrong with it, or ""."""
         for image, expected in enumerate(self._crcs.tolist()):
             crc32 = zlib.crc32(self[image].data)
             if crc32 == expected:
@@ -266,7 +266,7 @@ class DecodedStore(StoredImages):
 
     @property
     def sources(self) -> SourceTable:
-        """The files behind the images."""
+        """Source files of the images."""
         return self._sources
 
 
@@ -274,7 +274,7 @@ def _checksum(path: str) -> int:
     """Return the CRC-32 of a file.
 
     Raises:
-        DataError: It cannot be read.
+        DataError: The file cannot be read.
     """
     crc32 = 0
     with open_source(path) as file:
@@ -284,10 +284,10 @@ def _checksum(path: str) -> int:
 
 
 def cut_middle(bank: ImageBank, number: int, side_px: int) -> Array:
-    """Return the middle of an image, [C, h, w] of up to so many pixels a side."""
+    """Return the middle of an image, [C, h, w] with sides of up to `side_px`."""
     image: SlicedImage = bank[number]
     if isinstance(bank, StoredImages):
-        image = bank.open_image(number)  # which reads no more than is cut
+        image = bank.open_image(number)  # reads only the part that is cut
     channels, height, width = image.shape
     top, left = max(0, height - side_px) // 2, max(0, width - side_px) // 2
     rows, columns = slice(top, top + side_px), slice(left, left + side_px)
@@ -302,15 +302,15 @@ def keep_found(
     make: Callable[[], Mapping[str, Ints]],
     version: int = 1,
 ) -> dict[str, Ints]:
-    """Return arrays [n] int64 that reading all of a dataset once gives, from the folder if possible.
+    """Return arrays [n] int64 that need a pass over the dataset, from the folder if possible.
 
     Args:
-        folder: Where they are kept; None keeps nothing.
-        bank: What was read; only a store says what it holds, so of others nothing is kept.
-        inputs: What else they depend on.
-        kind: What they are.
-        make: Finds them.
-        version: Raised with every change of what `make` finds.
+        folder: Folder that keeps the arrays; None keeps nothing.
+        bank: Images of the dataset; arrays are kept only for a store, which has a key.
+        inputs: Other arrays that the result depends on.
+        kind: Kind of content, in one word.
+        make: Computes the arrays.
+        version: Version of `make`, which increases if it computes something else.
     """
     if folder is None or not isinstance(bank, StoredImages):
         return dict(make())

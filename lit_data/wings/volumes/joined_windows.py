@@ -1,4 +1,4 @@
-"""Labels of a volume, joined from windows that overlap."""
+"""Joining of overlapping windows to the labels of a volume."""
 
 from collections.abc import Sequence
 
@@ -7,21 +7,21 @@ import numpy as np
 from lit_data.core.types import Array, Bytes
 from lit_inspect.tiles import weigh_tile
 
-_LEAST_WEIGHT = 1e-3  # of the corners of a window: some voxels lie in no other one
+_LEAST_WEIGHT = 1e-3  # of the corners of a window: some voxels are in no other window
 
 
 class WindowBlend:
-    """Labels of a volume from the probabilities of windows that overlap.
+    """Labels of a volume from the probabilities of overlapping windows.
 
-    Probabilities are added up by the weight of a Gaussian in the middle of each window, of which
-    the standard deviation is an eighth of its side, as in nnU-Net and MONAI. Windows come in
-    ascending order of z, so that only the slices of one window hold probabilities; those above are
-    labels already.
+    Probabilities are added up, weighted by a Gaussian in the center of each window whose standard
+    deviation is an eighth of the side, as in nnU-Net and MONAI. Windows must come in ascending
+    order of z, so that only the slices of one window need probabilities; those before are labels
+    already.
 
     Args:
         shape: (z, y, x) of the volume.
         sides: (z, y, x) of a window, which may reach past the volume.
-        count: Classes with the background.
+        count: Number of classes, including the background.
     """
 
     def __init__(self, shape: Sequence[int], sides: Sequence[int], count: int) -> None:
@@ -38,7 +38,7 @@ class WindowBlend:
 
         Args:
             probability: [K, D, H, W] float32.
-            start: (z, y, x) of its first voxel.
+            start: (z, y, x) of the window's first voxel.
         """
         self._finish_slices(start[0])
         _, height, width = self.labels.shape
@@ -49,21 +49,21 @@ class WindowBlend:
         self._sums[:, :, rows, columns] += inside
 
     def finish(self) -> Bytes:
-        """Return the labels, [Z, Y, X], when all windows are there."""
+        """Return the labels [Z, Y, X] after all windows have been added."""
         self._finish_slices(self._first + self._sides[0])
         return self.labels
 
     def _finish_slices(self, end: int) -> None:
-        """Turn the sums of the slices above `end` into labels, and move the others up."""
+        """Convert the sums of the slices before `end` to labels, and move the others up."""
         count = end - self._first
         if count == 0:
             return
-        # Windows that were left out leave slices without sums behind.
+        # Skipped windows leave slices without sums behind.
         labels = self.labels[self._first : end][: self._sides[0]]
-        # One slice at a time: the largest of all sums would be another copy of them.
+        # One slice at a time: argmax of all sums at once would copy them.
         for number, plane in enumerate(labels):
             plane[:] = self._sums[:, number].argmax(0)
-        # Class by class, as an overlapping move needs a copy of what it moves.
+        # Class by class, because an overlapping move needs a copy of what it moves.
         for sums in self._sums:
             sums[:-count] = sums[count:].copy()
             sums[-count:] = 0

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 _SCORES = ("dice", "surface_dice", "hausdorff_95_mm")
 COLUMNS = ("volume", "file", "class", "voxels", "volume_ml", "true_ml", *_SCORES)
 _DECIMALS = {"volume_ml": 4, "true_ml": 4, "hausdorff_95_mm": 4}
-_PARTS = ".shown"  # folder of what the picture shows, which another process may draw
+_PARTS = ".shown"  # folder of the data of pictures, which another process may draw
 _DRAWN = 4  # volumes in a picture
 _AXES = ("z", "y", "x")
 
@@ -43,8 +43,8 @@ class InputVolumesWriter(PredictionWriter):
     """Writer of predictions of whole volumes, one for each input.
 
     Args:
-        datamodule: The volumes.
-        folder: Where to write.
+        datamodule: Datamodule of the volumes.
+        folder: Output folder.
     """
 
     def __init__(self, datamodule: CTDataModule, folder: Path) -> None:
@@ -63,7 +63,7 @@ class InputVolumesWriter(PredictionWriter):
         return self._volumes.bank.name(self._numbers[number])
 
     def make_part_path(self, number: int) -> Path | None:
-        """Return where to put what the picture shows of a volume; None if it does not show it."""
+        """Return the path for a volume's part of the picture; None if the picture does not show it."""
         if number >= _DRAWN:
             return None
         path = self._folder / _PARTS / f"{self.names[number]}.npz"
@@ -71,7 +71,7 @@ class InputVolumesWriter(PredictionWriter):
         return path
 
     def bring_parts(self, entries: Sequence[Entry]) -> list[Path]:
-        """Return the files of `make_part_path` of the volumes that are done."""
+        """Return the files of `make_part_path` of the finished volumes."""
         paths = []
         for entry in entries[:_DRAWN]:
             for file_name in entry.files:
@@ -83,16 +83,16 @@ class InputVolumesWriter(PredictionWriter):
 class LabelWriter(InputVolumesWriter):
     """Writes the labels of each volume as soon as its last window is predicted.
 
-    Into the folder go ``labels/<name>.nii.gz`` with the grid and the affine of the input, ``.npy``
-    where that has no affine; and ``volumes.csv`` with a row for each class of each volume: its
-    voxels and volume, and beside labels of the input their volume, Dice, and the scores of
-    `score_surfaces`, which are left out where one of both is empty; and ``predictions.png`` with
-    slices of the first ones.
+    The folder gets ``labels/<name>.nii.gz`` with the grid and the affine of the input, or ``.npy``
+    if it has no affine; ``volumes.csv`` with a row for each class of each volume; and
+    ``predictions.png`` with slices of the first volumes. A row has voxels and volume, and if the
+    input has labels, their volume, Dice, and the scores of `score_surfaces`, which are empty if one
+    of both masks is empty.
 
     Args:
-        datamodule: The volumes.
-        folder: Where to write.
-        surface_mm: Surfaces that are nearer agree.
+        datamodule: Datamodule of the volumes.
+        folder: Output folder.
+        surface_mm: Distance up to which surfaces agree.
     """
 
     expects = "probabilities [B, K, D, H, W] of the background and of each class"
@@ -115,7 +115,7 @@ class LabelWriter(InputVolumesWriter):
         assert isinstance(dataset.rows, WindowRows)  # classes are refused of others
         self._rows = dataset.rows
         volumes = self._rows.volumes_of(np.arange(len(dataset)))
-        # Windows of a volume follow one another.
+        # The windows of a volume are consecutive.
         self._starts = np.searchsorted(volumes, self._numbers).tolist()
         self._ends = np.searchsorted(volumes, self._numbers, side="right").tolist()
 
@@ -157,7 +157,7 @@ class LabelWriter(InputVolumesWriter):
         spacing_mm, affine = volume.spacing_mm, volume.affine
         true: NDArray[np.generic] | None = None
         if not self._volumes.bank.fetches:
-            # The bank knows the resampled volume alone.
+            # The bank only has the resampled volume.
             source = self._volumes.sources[volume_number]
             with open_volume(source) as original:
                 answer = resample_labels(answer, original, spacing_mm)
@@ -177,7 +177,7 @@ class LabelWriter(InputVolumesWriter):
         return Written([path, *picture_parts], rows)
 
     def _write_slices(self, number: int, labels: Bytes) -> list[Path]:
-        """Write what the picture shows of a volume, if it shows it; return the path of the file."""
+        """Write a volume's part of the picture if the picture shows it; return the path of the file."""
         path = self.make_part_path(number)
         if path is None:
             return []
@@ -218,7 +218,7 @@ def save_slices(path: Path, slices: LabelledSlices) -> None:
 
 
 def load_slices(path: Path) -> LabelledSlices:
-    """Read what `save_slices` wrote."""
+    """Read the slices that `save_slices` wrote."""
     with np.load(path, allow_pickle=False) as parts:
         spacing_mm: Any = tuple(parts["spacing_mm"].tolist())
         positions: Any = tuple(parts["positions"].tolist())
@@ -227,7 +227,7 @@ def load_slices(path: Path) -> LabelledSlices:
 
 
 def _read_true(labels: Volume | None) -> Array | None:
-    """Return labels that lie beside a volume, [Z, Y, X], and close their file."""
+    """Return the labels beside a volume, [Z, Y, X], and close their file."""
     if labels is None:
         return None
     with labels:
@@ -249,12 +249,12 @@ def draw_labels(
     """Draw windows with their labels beside those that a model predicts.
 
     Args:
-        datamodule: Its window is that of the values.
+        datamodule: Cuts batches, and has the names of the classes.
         model: Its `predict_step` returns probabilities [B, K, D, H, W].
         batch: A finished batch of windows on the host.
         path: The PNG to write.
-        title: Of the picture.
-        count: Most windows of it.
+        title: Title of the picture.
+        count: Maximum number of windows.
 
     Returns:
         True if it was drawn; False if the model returns something else.
@@ -274,14 +274,14 @@ def draw_labels(
 def draw_label_samples(
     datamodule: CTDataModule, batch: Batch, path: Path, title: str, *, count: int
 ) -> list[int]:
-    """Draw windows, and beside each of their slices the same one with its labels.
+    """Draw windows with each of their slices beside the same slice with labels.
 
     Args:
         datamodule: Has the names of the classes.
         batch: A finished batch of windows on the host.
         path: The PNG to write.
-        title: Of the picture.
-        count: Most windows of it.
+        title: Title of the picture.
+        count: Maximum number of windows.
 
     Returns:
         Rows of the batch that are drawn: those with the most labeled voxels.
@@ -294,7 +294,7 @@ def draw_label_samples(
 
 
 def _cut_window(batch: Batch, row: int, labels: Array, true: Array | None) -> LabelledSlices:
-    """Cut the slices to draw of a window of a batch; see `cut_labelled`."""
+    """Cut the slices of a window of a batch for drawing; see `cut_labelled`."""
     name = Path(str(batch["path"][row])).name[-24:]
     spacing_mm: Any = tuple(batch["spacing"][row].tolist())
     image = batch["image"][row, 0].numpy()

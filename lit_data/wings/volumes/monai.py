@@ -20,15 +20,15 @@ _OF_CLASSES = ("to_onehot_y", "softmax", "use_softmax")  # of losses
 class MonaiNet(nn.Module):
     """Any net of ``monai.networks.nets`` that takes ``spatial_dims``, ``in_channels`` and ``out_channels``.
 
-    Such are ``UNet``, ``BasicUNet``, ``SegResNet``, ``DynUNet``, ``AttentionUnet``, ``VNet`` and
-    ``SwinUNETR``. Of nets that give several tensors the first one counts.
+    Examples are ``UNet``, ``BasicUNet``, ``SegResNet``, ``DynUNet``, ``AttentionUnet``, ``VNet``
+    and ``SwinUNETR``. If a net returns several tensors, the first one is used.
 
     Args:
-        architecture: Name of its class.
-        classes: Logits of each voxel: how many; or names of classes, of which each has one and the
-            background one more.
-        channels: Of the windows.
-        weights: File that the net starts from, see `load_weights_file`.
+        architecture: Name of the class of the net.
+        classes: Number of logits of each voxel; or names of classes, which have one logit each,
+            with one more for the background.
+        channels: Number of channels of the windows.
+        weights: File with the initial weights, see `load_weights_file`.
         options: Further arguments of the class.
 
     Raises:
@@ -58,7 +58,7 @@ class MonaiNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return logits [B, K, D, H, W] of windows [B, C, D, H, W]."""
         outputs: Any = self.net(images)
-        # With deep supervision coarser ones follow.
+        # With deep supervision, coarser ones follow.
         logits: Tensor = outputs if isinstance(outputs, Tensor) else outputs[0]
         return logits
 
@@ -67,8 +67,8 @@ class MonaiLoss(nn.Module):
     """Any loss of ``monai.losses`` from logits and numbers of classes.
 
     Args:
-        name: Of its class, such as ``DiceCELoss``, ``DiceFocalLoss`` or ``TverskyLoss``.
-        options: Its arguments, beside those that say that logits and numbers of classes come.
+        name: Name of its class, such as ``DiceCELoss``, ``DiceFocalLoss`` or ``TverskyLoss``.
+        options: Its arguments, except those that declare logits and numbers of classes as inputs.
 
     Raises:
         ConfigError: MONAI is missing, the name is unknown, or an option is refused.
@@ -82,7 +82,7 @@ class MonaiLoss(nn.Module):
 
     @override
     def forward(self, logits: Tensor, masks: Tensor) -> Tensor:
-        """Return the loss, a scalar, in float32 whatever the precision of the run.
+        """Return the loss, a scalar, in float32 at any precision of the run.
 
         Args:
             logits: [B, K, D, H, W].
@@ -96,11 +96,11 @@ class MonaiLoss(nn.Module):
 def _build(
     package: str, name: str, arguments: Mapping[str, Any], defaults: Sequence[str] = ()
 ) -> nn.Module:
-    """Build a public module of a package of MONAI by its name; `defaults` are true where it takes them."""
+    """Build a public module of a MONAI package by name; the `defaults` that it accepts are set to True."""
     library = open_library("monai")
     for part in package.split("."):
         library = getattr(library, part)
-    # Only its public modules, as the name comes from a configuration.
+    # Only its public modules, because the name comes from a configuration.
     known = []
     for public_name, value in vars(library).items():
         if isinstance(value, type) and issubclass(value, nn.Module):
@@ -108,7 +108,7 @@ def _build(
     check_choice("architecture" if "nets" in package else "loss", name, known)
     kind = getattr(library, name)
     taken = {}
-    # Losses call the same option by several names, of which each takes some.
+    # Losses have several names for the same option, and each accepts some of them.
     for option in inspect.signature(kind).parameters:
         if option in defaults:
             taken[option] = True

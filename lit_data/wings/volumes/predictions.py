@@ -1,4 +1,4 @@
-"""Volumes: samples of a CT datamodule and their reconstructions, drawn and written."""
+"""Drawing and writing of samples and reconstructions of volumes."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,11 +46,11 @@ _PEAK_DB = 120.0  # of values without an error
 
 
 class VolumeTask(Task[CTDataModule]):
-    """Volumes: central slices, and views of their occupied voxels from outside."""
+    """Task of volumes, drawn as central slices and as views of their occupied voxels from outside."""
 
     predicts = "reconstructions"
     candidates = 8
-    _surface_mm = 1.0  # of a model that does not say it
+    _surface_mm = 1.0  # of a model without this option
     unexported = (
         "lit_inspect reads images, but neither NIfTI nor DICOM, and does not resample volumes: "
         "predict also runs on a CPU (trainer=cpu)"
@@ -76,7 +76,7 @@ class VolumeTask(Task[CTDataModule]):
     def draw_augmented(
         self, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
     ) -> None:
-        """Volumes have no augmentation."""
+        """Do nothing: the augmentation of volumes is not drawn."""
 
     @override
     def predict(
@@ -100,15 +100,15 @@ def draw_volume_samples(
 ) -> list[int]:
     """Draw each sample in a row: three central slices and two views.
 
-    Slices of whole volumes are read from the files again, so that they have all voxels; those that
-    are occupied are tinted.
+    Slices of whole volumes are read from the files again, so that they have all voxels, with the
+    occupied ones tinted.
 
     Args:
-        datamodule: Its window and resolution are those of the samples.
+        datamodule: Gives window and resolution of the samples.
         batch: A finished batch of points or windows on the host.
         path: The PNG to write.
-        title: Of the picture.
-        count: Most samples of it.
+        title: Title of the picture.
+        count: Maximum number of samples.
 
     Returns:
         Rows of the batch that are drawn: those with the most occupied voxels.
@@ -122,7 +122,7 @@ def draw_volume_samples(
         cell.set_title(name, fontsize=10)
     for row, line in zip(rows, cells, strict=True):
         volume = read_shown(batch, row)
-        # What is fetched are the occupied voxels alone: there are no files to read slices from.
+        # Fetched volumes are occupied voxels only: there are no files to read slices from.
         if volume.slices is None and not datamodule.volumes.bank.fetches:
             slices = _read_slices(datamodule, int(batch["volume_index"][row]))
             volume = volume._replace(slices=slices)
@@ -152,12 +152,11 @@ def draw_reconstructions(
         model: A module whose `predict_step` returns what `VoxelModule.predict_step` does.
         batch: A finished batch of points on the host.
         path: The PNG to write.
-        title: Of the picture.
-        count: Most volumes of it.
+        title: Title of the picture.
+        count: Maximum number of volumes.
 
     Returns:
-        True if it was drawn; False if the batch holds windows, or the module returns something
-        else.
+        True if it was drawn; False if the batch has windows, or the module returns something else.
     """
     if "coords" not in batch:
         return False
@@ -178,7 +177,7 @@ def draw_pairs(pairs: list[tuple[VolumeShown, VolumeShown]], path: Path, title: 
     Args:
         pairs: Each volume and its reconstruction.
         path: The PNG to write.
-        title: Of the picture.
+        title: Title of the picture.
     """
     figure, cells = new_axes(len(pairs), 8, CELL_INCHES * len(pairs) + 0.7)
     for view, name in enumerate((*PLANES, f"from {_ANGLES_DEG[0]}°")):
@@ -207,7 +206,7 @@ def read_shown(batch: Batch, row: int) -> VolumeShown:
         )
         coords = np.argwhere(occupied)
         return VolumeShown(name, image.shape, spacing, coords, image[occupied], slices)
-    # The points of all volumes stand one behind the other; column 0 is the volume of each.
+    # The points of all volumes are consecutive; column 0 is the volume of each.
     ends = batch[f"coords{COUNT_SUFFIX}"].cumsum(0).tolist()
     points = slice(ends[row - 1] if row else 0, ends[row])
     coords = batch["coords"][points, 1:].numpy()
@@ -217,7 +216,7 @@ def read_shown(batch: Batch, row: int) -> VolumeShown:
 
 
 def show_found(batch: Batch, row: int, reconstruction: Reconstruction) -> VolumeShown:
-    """Return the reconstruction of a volume of a batch, to be drawn."""
+    """Return the reconstruction of a volume of a batch, for drawing."""
     coords = reconstruction["coords"].cpu().numpy()
     values = reconstruction["values"].float().cpu().numpy()
     return read_shown(batch, row)._replace(coords=coords, values=values)
@@ -227,7 +226,7 @@ def read_reconstructions(outputs: Any) -> list[Reconstruction] | None:  # noqa: 
     """Return the reconstructions of a `predict_step` on the host, one for each volume.
 
     Returns:
-        None if the outputs are no list of dicts with coords, values and scores.
+        None if the outputs are not a list of dicts with coords, values and scores.
     """
     if not isinstance(outputs, list):
         return None
@@ -259,11 +258,11 @@ def _read_slices(datamodule: CTDataModule, number: int) -> tuple[Array, Array, A
 
 
 def _cut_slabs(volume: Volume) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield the parts of the three central slices that lie in each slab."""
+    """Yield the parts of the three central slices in each slab."""
     middle, row, column = (side // 2 for side in volume.shape)
     for begin, end in volume.slabs():
         slab = volume.read(begin, end)
-        # The axial slice lies in one slab; the others give no row of it.
+        # The axial slice is in one slab; the others give no row of it.
         axial = slab[middle - begin] if begin <= middle < end else slab[0, :0]
         yield axial, slab[:, row], slab[:, :, column]
 
@@ -271,19 +270,20 @@ def _cut_slabs(volume: Volume) -> Iterator[tuple[Array, Array, Array]]:
 class VolumeWriter(InputVolumesWriter):
     """Writes the reconstruction of each volume.
 
-    Into the folder go ``volumes/<name>.nii.gz`` where the source has an affine, else
-    ``volumes/<name>.npy``: Hounsfield units [z, y, x] (NIfTI: x, y, z) as int16, at the resolution
-    of the samples and within the window, at its lower edge where nothing is found; ``volumes.csv``
-    with a row for each; and ``predictions.png`` with the first ones beside the true volumes.
+    The folder gets ``volumes/<name>.nii.gz`` if the source has an affine, otherwise
+    ``volumes/<name>.npy``; ``volumes.csv`` with a row for each volume; and ``predictions.png`` with
+    the first volumes beside the true ones. Volumes are Hounsfield units [z, y, x] (NIfTI: x, y, z)
+    as int16, at the resolution of the samples. They are within the window, and at its lower edge
+    for voxels that are not predicted.
 
-    In the table, ``iou`` and ``f1`` compare with the points that the model saw: where `max_points`
-    made them a subset, ``both`` is divided by their fraction. ``value_mae`` and ``psnr`` are of the
-    window's 0..1, at the points found.
+    In the table, ``iou`` and ``f1`` compare with the points that the model saw. If `max_points`
+    made them a subset, ``both`` is divided by their fraction. ``value_mae`` and ``psnr`` are in
+    units of the window's 0..1, at the points found.
 
     Args:
-        datamodule: The volumes.
-        folder: Where to write.
-        threshold: Least probability of a voxel.
+        datamodule: Datamodule of the volumes.
+        folder: Output folder.
+        threshold: Lowest probability of a predicted voxel.
     """
 
     expects = (
@@ -357,7 +357,7 @@ class VolumeWriter(InputVolumesWriter):
         window = self._window
         name = self.names[number]
         affine = self._volumes.bank[self._numbers[number]].affine
-        # Air in the window, where nothing was found.
+        # Air within the window for voxels that are not predicted.
         dense = np.full(reconstructed.shape, _to_int16(np.array(window.low_hu)), np.int16)
         values_hu = reconstructed.values * window.width_hu + window.low_hu
         dense[tuple(reconstructed.coords.T)] = _to_int16(values_hu)
@@ -365,7 +365,7 @@ class VolumeWriter(InputVolumesWriter):
 
 
 def _write_pair(path: Path, true: VolumeShown, reconstructed: VolumeShown) -> None:
-    """Write what the picture shows of a volume."""
+    """Write a volume's part of the picture."""
     np.savez(
         path,
         name=true.name,
@@ -395,8 +395,8 @@ def compare_voxels(
 
     Args:
         true: Points that the model saw.
-        reconstructed: Its reconstruction of them.
-        total: Occupied voxels of the volume, of which the points may be a subset.
+        reconstructed: Reconstruction of the points.
+        total: Number of occupied voxels of the volume; the points may be a subset.
     """
     true_voxels = np.ravel_multi_index(tuple(true.coords.T), true.shape)
     found_voxels = np.ravel_multi_index(tuple(reconstructed.coords.T), reconstructed.shape)
@@ -404,12 +404,12 @@ def compare_voxels(
         true_voxels, found_voxels, assume_unique=True, return_indices=True
     )
     common = len(true_rows)
-    both = common * total / max(len(true.coords), 1)  # of all voxels, where the points are a subset
+    both = common * total / max(len(true.coords), 1)  # of all voxels, if the points are a subset
     both_sizes = total + len(reconstructed.coords)
     # |A or B| = |A| + |B| - |A and B|.
     union = both_sizes - both
     errors = true.values[true_rows].astype(np.float64) - reconstructed.values[found_rows]
-    # With no voxel in common the values count as wrong by the whole window.
+    # Without a common voxel, the values count as wrong by the whole window.
     mean_error = float(np.abs(errors).mean()) if common else 1.0
     mean_square = float(np.mean(errors**2)) if common else 1.0
     psnr_db = min(-10 * float(np.log10(max(mean_square, 1e-12))), _PEAK_DB)

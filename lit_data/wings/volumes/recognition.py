@@ -1,4 +1,4 @@
-"""The experiment that a folder of volumes is for."""
+"""Recognition of folders of volumes."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -8,7 +8,7 @@ from lit_data.core.errors import DataError
 
 
 def recognize(folder: Path, *, has_images: bool) -> Iterator[str]:
-    """Yield an experiment on volumes, where a folder holds some and no images."""
+    """Yield the name of a volume experiment if a folder has volumes and no images."""
     from lit_data.wings.volumes.files import find_volumes
 
     if has_images:

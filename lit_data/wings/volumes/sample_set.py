@@ -1,4 +1,4 @@
-"""The default data of the ct experiment: a small set of drawn volumes, made once where no ``data.root`` is given."""
+"""Default data of the ct experiment: a small synthetic dataset, made once if there is no ``data.root``."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from lit_data.core.types import Bools, Bytes, Doubles, Floats, Triple
 from lit_data.datasets.synthetic.sample_set import SampleSpec, open_streams
 
 TUMOUR = 1
-"""The label of every tumor; all else is 0."""
+"""Label of every tumor; all other voxels are 0."""
 
 _AIR_HU = -1000.0
 _FAT_HU = -100.0
@@ -21,7 +21,7 @@ _LUNG_HU = -860.0
 _VESSEL_HU = 40.0
 _BONE_HU = 550.0
 _NOISE_HU = 18.0  # standard deviation; a scanner's at a usual dose
-_LOWEST_HU, _HIGHEST_HU = -1024, 3071  # what 12 bits of a scanner hold
+_LOWEST_HU, _HIGHEST_HU = -1024, 3071  # range of a 12-bit scanner
 _VESSELS = 9  # of each lung
 _STEPS = 40  # of a vessel
 _LUNG_RADII = (0.72, 0.33, 0.22)
@@ -45,12 +45,12 @@ samples.json            what the dataset was made from, and the size of each fil
 
 @dataclass(frozen=True, slots=True)
 class CTScene:
-    """A drawn volume.
+    """A synthetic volume.
 
     Attributes:
         volume: [Z, Y, X] int16 Hounsfield units; z runs from the feet up, y from the front to the
             back.
-        labels: [Z, Y, X] uint8, `TUMOUR` where one is.
+        labels: [Z, Y, X] uint8, `TUMOUR` in tumors.
     """
 
     volume: NDArray[np.int16]
@@ -61,8 +61,8 @@ def render_volume(seed: int, number: int, shape: Triple) -> CTScene:
     """Render one volume, a pure function of the arguments.
 
     Args:
-        seed: Seed of the set.
-        number: Number of the volume in the set.
+        seed: Seed of the dataset.
+        number: Number of the volume in the dataset.
         shape: (z, y, x) voxels.
     """
     rng, noise = open_streams(seed, number, 2)
@@ -85,13 +85,13 @@ def render_volume(seed: int, number: int, shape: Triple) -> CTScene:
 
 
 def _make_axes(shape: Triple) -> _Axes:
-    """Coordinates of the voxel centers from -1 to 1 along each axis, shaped to broadcast."""
+    """Return the coordinates of the voxel centers, from -1 to 1 along each axis, shaped to broadcast."""
     z, y, x = (((np.arange(size) + 0.5) / size * 2 - 1).astype(np.float32) for size in shape)
     return z[:, None, None], y[None, :, None], x[None, None, :]
 
 
 def _measure_trunk(axes: _Axes, girth: Doubles) -> Floats:
-    """[Z, Y, X]: 0 in the middle of the trunk, 1 on the skin; wider at the shoulders."""
+    """Return 0 in the center of the trunk to 1 on the skin, wider at the shoulders: [Z, Y, X]."""
     z, y, x = axes
     wide = np.float32(0.72 * girth[0]) + np.float32(0.1) * z
     deep = np.float32(0.5 * girth[1])
@@ -99,7 +99,7 @@ def _measure_trunk(axes: _Axes, girth: Doubles) -> Floats:
 
 
 def _draw_lungs(volume: Floats, axes: _Axes, rng: np.random.Generator) -> list[Doubles]:
-    """Draw both lungs and give their middles."""
+    """Draw both lungs and return their centers."""
     centres = []
     for side in (-1, 1):
         centre = np.array([0.08, 0.0, side * 0.33]) + rng.uniform(-0.03, 0.03, 3)
@@ -110,7 +110,7 @@ def _draw_lungs(volume: Floats, axes: _Axes, rng: np.random.Generator) -> list[D
 
 
 def _draw_bones(volume: Floats, axes: _Axes, depth: Floats, rng: np.random.Generator) -> None:
-    """Draw a spine of vertebrae, and ribs: bands that run around the trunk and slope down to the front."""
+    """Draw a spine of vertebrae, and ribs: bands around the trunk that slope down to the front."""
     z, y, x = axes
     beat = np.float32(rng.uniform(18, 22))
     thick = np.where(np.cos(beat * z) > -0.6, 0.11, 0.07).astype(np.float32)
@@ -126,7 +126,7 @@ def _draw_bones(volume: Floats, axes: _Axes, depth: Floats, rng: np.random.Gener
 
 
 def _walk_vessels(centre: Doubles, rng: np.random.Generator) -> Iterator[tuple[float, Doubles]]:
-    """Radius and middle of balls along vessels that start at the root of a lung and get thinner."""
+    """Yield radius and center of balls along vessels, which start at the root of a lung and get thinner."""
     for _ in range(_VESSELS):
         position = centre * np.array([1.0, 1.0, 0.55])
         course = rng.normal(0, 1, 3) * _LUNG_RADII
@@ -145,7 +145,7 @@ def _draw_tumour(
     centre: Doubles,
     rng: np.random.Generator,
 ) -> None:
-    """Draw a ball into two lungs of three; chalk makes it brighter than vessels."""
+    """Draw a ball into two lungs of three; calcium makes it brighter than vessels."""
     position = centre + rng.uniform(-0.5, 0.5, 3) * _LUNG_RADII
     radius, density_hu, has_one = (
         rng.uniform(0.07, 0.12),
@@ -164,7 +164,7 @@ def _find_ball(
     radius: float,
     radii: tuple[float, float, float] = (1.0, 1.0, 1.0),
 ) -> tuple[tuple[slice, slice, slice], Mask]:
-    """A box around a ball or, with `radii` along each axis, an ellipsoid, and its voxels in the box."""
+    """Return a box around a ball, or an ellipsoid with `radii` along each axis, and its voxels in the box."""
     box, squared = [], np.zeros((1, 1, 1), np.float32)
     for number, (axis, middle, width) in enumerate(zip(axes, centre, radii, strict=True)):
         away = ((axis - np.float32(middle)) / np.float32(radius * width)).ravel() ** 2
@@ -177,7 +177,7 @@ def _find_ball(
 
 
 def _blur(volume: Floats) -> Floats:
-    """Mix neighbors by 1 : 2 : 1 along each axis, as voxels at an edge hold some of both sides."""
+    """Mix neighbors by 1 : 2 : 1 along each axis, because voxels at an edge contain some of both sides."""
     for axis in range(3):
         moved = np.moveaxis(volume, axis, 0)
         padded = np.concatenate((moved[:1], moved, moved[-1:]))
@@ -191,7 +191,7 @@ class CTSampleSpec(SampleSpec):
     """Recipe of volumes; equal specs give equal voxels.
 
     Args:
-        shape: (z, y, x) voxels of each.
+        shape: (z, y, x) voxels of each volume.
     """
 
     kind = "ct"

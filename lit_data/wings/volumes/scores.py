@@ -1,4 +1,4 @@
-"""Scores of whole volumes: size and surface of each class, of labels that are joined from windows."""
+"""Scores of whole volumes: size and surface of each class, from labels joined from windows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,19 +14,19 @@ from lit_data.wings.volumes.joined_windows import WindowBlend
 
 VOLUME_SCORES = ("surface_dice", "hausdorff_95_mm", "volume_ml", "true_ml")
 _MM3_PER_ML = 1000.0
-_PERCENT = 95  # of the Hausdorff distance, whose largest one follows a single voxel
+_PERCENT = 95  # of the Hausdorff distance, whose maximum depends on a single voxel
 
 
 class VolumeScores:
-    """Means over volumes of the scores of `score_class`, from windows.
+    """Means of the scores of `score_class` over volumes, computed from windows.
 
-    The windows of a volume follow one another, in ascending order of z. In memory are the labels of
-    one volume, predicted and true, and the probabilities of the slices of one window. Voxels of no
+    The windows of a volume must be consecutive, in ascending order of z. Memory holds the predicted
+    and true labels of one volume, and the probabilities of the slices of one window. Voxels in no
     window count as background in both.
 
     Args:
         classes: Names of the labels 1, 2, ...
-        surface_mm: Surfaces that are nearer agree.
+        surface_mm: Distance up to which surfaces agree.
     """
 
     def __init__(self, classes: Sequence[str], surface_mm: float) -> None:
@@ -40,7 +40,7 @@ class VolumeScores:
 
         Args:
             probabilities: [B, K, D, H, W] of the background and of each class.
-            batch: Its ``mask``, ``position``, ``volume_index``, ``shape`` and ``spacing``.
+            batch: Batch with ``mask``, ``position``, ``volume_index``, ``shape`` and ``spacing``.
         """
         masks = batch["mask"][:, 0].to("cpu", torch.uint8).numpy()
         starts = batch["position"].tolist()
@@ -55,7 +55,7 @@ class VolumeScores:
             self._volume.add(probabilities[row].cpu().numpy(), masks[row], starts[row])
 
     def take(self) -> dict[str, float]:
-        """Return `VOLUME_SCORES` by class and their means; the next ones begin anew."""
+        """Return `VOLUME_SCORES` by class and their means, and start over."""
         self._finish_volume()
         rows, self._rows = self._rows, []
         return average_scores(rows, self._classes, VOLUME_SCORES)
@@ -73,7 +73,7 @@ class VolumeScores:
 
 
 class _OpenVolume(NamedTuple):
-    """A volume, some windows of which are still to come."""
+    """A volume with windows still to come."""
 
     number: int
     blend: WindowBlend
@@ -81,7 +81,7 @@ class _OpenVolume(NamedTuple):
     spacing_mm: Spacing
 
     def add(self, probability: Array, mask: Bytes, start: Sequence[int]) -> None:
-        """Add a window: [K, D, H, W] and [D, H, W] from (z, y, x) on; it may reach past the volume."""
+        """Add a window, [K, D, H, W] and [D, H, W], at (z, y, x); it may reach past the volume."""
         self.blend.add(probability, start)
         z, y, x = start
         depth, height, width = mask.shape
@@ -104,9 +104,9 @@ def score_class(
         tolerance_mm: Distance up to which surfaces agree.
 
     Returns:
-        ``voxels`` and ``volume_ml``; beside labels ``true_ml``, ``dice``, and ``surface_dice`` and
-        ``hausdorff_95_mm`` of `score_surfaces`. Dice needs a voxel in one of both masks, and
-        surfaces one in each: those without are left out.
+        ``voxels`` and ``volume_ml``; with labels also ``true_ml``, ``dice``, and ``surface_dice``
+        and ``hausdorff_95_mm`` of `score_surfaces`. Dice needs a voxel in at least one mask, and
+        surfaces need one in both; otherwise these scores are missing.
 
     Raises:
         ConfigError: The package edt is not installed.
@@ -130,12 +130,13 @@ def score_class(
 def average_scores(
     rows: Sequence[Mapping[str, Any]], classes: Sequence[str], names: Sequence[str]
 ) -> dict[str, float]:
-    """Return the mean of each score over volumes, ``NAME_CLASS``, and of these, ``mean_NAME``.
+    """Return the mean of each score over volumes, ``NAME_CLASS``, and the mean over classes, ``mean_NAME``.
 
     Args:
-        rows: For each class of each volume its name as ``class``, and the scores that it has.
-        classes: Their names.
-        names: Of the scores.
+        rows: One row for each class of each volume, with the name of the class as ``class``, and
+            its scores.
+        classes: Names of the classes.
+        names: Names of the scores.
     """
     means: dict[str, float] = {}
     for name in names:
@@ -154,11 +155,11 @@ class SurfaceScores(NamedTuple):
     """Scores of one class of one volume.
 
     Attributes:
-        dice: Surface Dice, 0..1: the fraction of both surfaces that lies within the tolerance of
-            the other one (Nikolov et al., "Deep learning to achieve clinically applicable
-            segmentation", 2018).
-        hausdorff_95_mm: The larger one of the two directions' 95th percentile of the distances of
-            surface voxels to the other surface.
+        dice: Surface Dice, 0..1: the fraction of both surfaces within the tolerance of the other
+            one (Nikolov et al., "Deep learning to achieve clinically applicable segmentation",
+            2018).
+        hausdorff_95_mm: 95th percentile of the distances of surface voxels to the other surface;
+            the larger of the two directions.
     """
 
     dice: float
@@ -168,9 +169,9 @@ class SurfaceScores(NamedTuple):
 def score_surfaces(
     predicted: Mask, true: Mask, spacing_mm: Spacing, tolerance_mm: float
 ) -> SurfaceScores | None:
-    """Compare the surfaces of two masks, as ``compute_surface_dice`` and ``compute_hausdorff_distance`` of MONAI do.
+    """Compare the surfaces of two masks, like ``compute_surface_dice`` and ``compute_hausdorff_distance`` of MONAI.
 
-    A voxel is of the surface if one of its six neighbors is not of the mask.
+    A voxel is on the surface if one of its six neighbors is not in the mask.
 
     Args:
         predicted: [Z, Y, X].
@@ -179,7 +180,7 @@ def score_surfaces(
         tolerance_mm: Distance up to which surfaces agree.
 
     Returns:
-        None where one of the masks is empty, which has no surface.
+        Scores; None if one of the masks is empty, because it has no surface.
 
     Raises:
         ConfigError: The package edt is not installed.
@@ -190,7 +191,7 @@ def score_surfaces(
     box = find_box(predicted | true)
     surfaces = find_surface(predicted[box]), find_surface(true[box])
     near, total, farthest_mm = 0, 0, 0.0
-    # One direction after the other: the distances of a volume take four bytes a voxel.
+    # One direction after the other, because the distances of a volume take four bytes a voxel.
     for surface, other in (surfaces, reversed(surfaces)):
         distances_mm = measure_depth(~other, spacing_mm, np.inf)[surface]
         near += int((distances_mm <= tolerance_mm).sum())
@@ -200,7 +201,7 @@ def score_surfaces(
 
 
 def find_surface(mask: Mask) -> Mask:
-    """Return the voxels of a mask that have a neighbor outside of it; beyond the array all is."""
+    """Return the voxels of a mask with a neighbor outside of it; everything beyond the array is outside."""
     inside = mask.copy()
     for axis in range(3):
         forward = np.moveaxis(inside, axis, 0)

@@ -1,4 +1,4 @@
-"""`VolumeSegmentationModule`: learn the class of each voxel of labeled volumes, and score surfaces."""
+"""`VolumeSegmentationModule`: learns the class of each voxel of labeled volumes, and scores surfaces."""
 
 import logging
 from collections.abc import Sequence
@@ -24,32 +24,32 @@ _HYPERPARAMETERS = ("classes", "schedule", "dice_weight", "class_weights", "surf
 
 
 class VolumeSegmentationModule(ScoredModule):
-    """A net that gives each voxel of a window its class, by cross entropy and Dice.
+    """A net that predicts the class of each voxel of a window, trained by cross entropy and Dice.
 
-    Takes batches with ``image`` [B, 1, D, H, W] float32 in 0..1 and ``mask`` [B, 1, D, H, W] int64:
-    0 for the background, then the numbers of `classes`.
+    It takes batches with ``image`` [B, 1, D, H, W] float32 in 0..1 and ``mask`` [B, 1, D, H, W]
+    int64: 0 for the background, then the numbers of `classes`.
 
-    Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/``
-    before it, ``dice_NAME`` and ``iou_NAME`` of each class, over the voxels of all windows, and
-    ``mean_dice`` and ``mean_iou`` of those that there are. ``test`` joins the windows of each volume
-    and logs the means over volumes of ``surface_dice``, ``hausdorff_95_mm``, ``volume_ml`` and
-    ``true_ml``, see `score_class`, as ``surface_dice_NAME`` and ``mean_surface_dice``, ...: in one
-    process, with the package edt, of batches with a ``position``.
+    It logs ``train/loss`` in each step, and after validation and test, prefixed with ``val/`` or
+    ``test/``, ``dice_NAME`` and ``iou_NAME`` of each class, over the voxels of all windows, and
+    ``mean_dice`` and ``mean_iou`` over the classes that occur. ``test`` joins the windows of each
+    volume and logs the means over volumes of ``surface_dice``, ``hausdorff_95_mm``, ``volume_ml``
+    and ``true_ml``, see `score_class`, as ``surface_dice_NAME``, ``mean_surface_dice`` and so on.
+    This needs a single process, the package edt, and batches with a ``position``.
 
     Args:
         net: From [B, 1, D, H, W] to logits [B, K, D, H, W] of the background and of each class.
         classes: Names of the labels 1, 2, ...
         optimizer: Makes the optimizer from the parameters; AdamW by default.
         schedule: Learning rate over the run, see `learning_rate_factor`.
-        loss: `mean`, see `PixelLoss`; or a loss of your own, from the logits and masks
-            [B, 1, D, H, W] int64, as those of MONAI are with ``to_onehot_y=True, softmax=True``.
+        loss: `mean`, see `PixelLoss`; or your own loss of logits and masks [B, 1, D, H, W] int64,
+            such as those of MONAI with ``to_onehot_y=True, softmax=True``.
         dice_weight: See `PixelLoss`.
         class_weights: [K] factors on the cross entropy of the background and of each class.
-        surface_mm: In the surface Dice, surfaces that are nearer agree.
+        surface_mm: Distance up to which surfaces agree in the surface Dice.
 
     Raises:
-        ConfigError: An option is out of its range, or there are no classes; later, that the net or
-            the datamodule has others.
+        ConfigError: An option is out of its range, or there are no classes; later, if the net or
+            the datamodule has other classes.
     """
 
     notes_loss = True
@@ -93,7 +93,7 @@ class VolumeSegmentationModule(ScoredModule):
         """Refuse a datamodule with other classes.
 
         Raises:
-            ConfigError: It has.
+            ConfigError: The datamodule has other classes.
         """
         datamodule: Any = getattr(self.trainer, "datamodule", None)
         known_classes = tuple(getattr(datamodule, "classes", self.classes) or ())
@@ -108,7 +108,7 @@ class VolumeSegmentationModule(ScoredModule):
         """Return logits [B, K, D, H, W] of windows [B, 1, D, H, W], the background first.
 
         Raises:
-            ConfigError: The net gives others.
+            ConfigError: The net returns logits of another shape.
         """
         logits: Tensor = self.net(images)
         needed_shape = (len(images), len(self.classes) + 1, *images.shape[2:])
@@ -133,7 +133,7 @@ class VolumeSegmentationModule(ScoredModule):
 
     @override
     def on_test_start(self) -> None:
-        """Begin to join windows to volumes, or warn that they cannot be joined."""
+        """Start joining windows to volumes, or warn that they cannot be joined."""
         self._volumes = None
         if self.trainer.world_size > 1:
             log.warning(
@@ -152,7 +152,7 @@ class VolumeSegmentationModule(ScoredModule):
         answers = self(batch["image"])
         self.note_loss(batch, lambda: self.loss(answers, batch["mask"]))
         logits = answers.float()
-        # What takes memory of the device comes first: a step that runs out of it is taken again.
+        # Device memory is used first: a step that runs out of memory is repeated.
         probabilities = logits.softmax(1) if stage == "test" else logits
         scores.update(logits, batch["mask"][:, 0])
         if stage == "test" and self._volumes is not None and "position" in batch:

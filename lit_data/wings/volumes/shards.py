@@ -1,4 +1,4 @@
-"""CT volumes in shards: the occupied voxels of each volume are a shard by themselves."""
+"""CT volumes in shards: each shard has the occupied voxels of one volume."""
 
 import json
 import math
@@ -46,11 +46,11 @@ _MOST_SIDE = 2**20
 _MOST_VOXELS = 2**40
 _NUMBERS = ("points", "nbytes", "itemsize", "has_labels")
 VOLUME = np.dtype([(name, "<u8") for name in (*_AXES, *_NUMBERS)])
-"""Voxels along z, y and x, occupied ones, bytes of the arrays, bytes of a value, and whether there are labels."""
+"""Voxels along z, y and x, number of occupied voxels, bytes of the arrays and of a value, 1 if there are labels."""
 
 
 class Described(NamedTuple):
-    """Entry of a volume in the index; see `VOLUME`. The path is that of its first file, below the root."""
+    """Entry of a volume in the index, see `VOLUME`; ``path`` is its first file, relative to the root."""
 
     name: str
     path: str
@@ -63,7 +63,7 @@ class Described(NamedTuple):
 
     @classmethod
     def of(cls, stored: StoredVolume, shard: Shard) -> Self:
-        """Of a volume that was read."""
+        """Make the entry of a volume that was read."""
         arrays, facts = stored.folder.arrays, stored.facts
         return cls(
             name=facts.name,
@@ -71,7 +71,7 @@ class Described(NamedTuple):
             shape=facts.shape,
             points=stored.points,
             nbytes=sum(array.nbytes for array in arrays.values()),
-            # Bytes of the dense array follow from it and the shape.
+            # The bytes of the dense array follow from this and the shape.
             itemsize=arrays["values"].dtype.itemsize,
             has_labels="labels" in arrays,
             shard=shard,
@@ -79,10 +79,10 @@ class Described(NamedTuple):
 
     @classmethod
     def read(cls, note: bytes) -> "Described | DataError":
-        """Read a note, which may also say what is wrong with a bad volume.
+        """Read a note, which may also describe the fault of a bad volume.
 
         Raises:
-            StoreCorruptError: It is none.
+            StoreCorruptError: It is not a note.
         """
         try:
             fields = json.loads(note)
@@ -110,21 +110,21 @@ def publish_volumes(
     processes: int,
     on_bad: OnBad,
 ) -> dict[str, int]:
-    """Index volumes and write those that are not there, then what makes them a set.
+    """Index volumes and write those that do not exist, then the files that make them a dataset.
 
     Args:
-        shards: The set, and which of the volumes.
+        shards: The dataset, and the part of its volumes to write.
         sources: The volumes, sorted by name.
-        names: Path of each of their files below the root, by its local path.
-        options: Which voxels are occupied.
-        processes: That index at the same time.
-        on_bad: `error` raises one error that lists all bad volumes, `skip` leaves them out.
+        names: Path of each of their files relative to the root, by its local path.
+        options: Options that determine which voxels are occupied.
+        processes: Processes that index at the same time.
+        on_bad: `error` raises one error that lists all bad volumes, `skip` skips them.
 
     Returns:
         Numbers for a report.
 
     Raises:
-        DataError: Volumes are bad; or the address cannot be written; or parts are missing there.
+        DataError: Volumes are bad, the address cannot be written, or parts are missing there.
     """
     assert isinstance(shards, WrittenSet)  # as `write_shards` gives it
     writer, part = shards.writer, shards.options.part
@@ -172,10 +172,10 @@ class _VolumePublisher:
     """Writes volumes and their notes; see `publish_volumes`.
 
     Args:
-        shards: The set.
-        names: Path of each file below the root, by its local path.
-        options: Which voxels are occupied.
-        notes_bad: Bad volumes are to be left out, so that the last part has to know of them.
+        shards: The dataset.
+        names: Path of each file relative to the root, by its local path.
+        options: Options that determine which voxels are occupied.
+        notes_bad: True to write notes of bad volumes, so that the last part can skip them.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class _VolumePublisher:
     def write(
         self, sources: Sequence[VolumeSource], processes: int
     ) -> Iterator[Described | DataError]:
-        """Yield each volume that is at its place then, or what is wrong with it."""
+        """Yield each volume once it is published, or its fault."""
         with open_writer(processes) as write:
 
             def work(source: VolumeSource) -> Described | DataError:
@@ -205,7 +205,7 @@ class _VolumePublisher:
             yield from track(results, "writing shards", len(sources))
 
     def read_notes(self, sources: Sequence[VolumeSource]) -> Iterator[Described | DataError | None]:
-        """Yield what is noted of each volume; None where nothing is."""
+        """Yield the note of each volume; None without a note."""
 
         def read(source: VolumeSource) -> Described | DataError | None:
             return self._find_note(self._make_key(source))
@@ -217,22 +217,22 @@ class _VolumePublisher:
         return make_key(table, source.name, self._options)
 
     def _find_note(self, key: str) -> Described | DataError | None:
-        """Return what is noted of a volume whose shard is there."""
+        """Return the note of a bad volume, or of a volume whose shard exists."""
         note = self._writer.find_note(f"{key}.json", Described.read)
         if isinstance(note, Described) and not self._writer.has(note.shard):
             return None
         return note
 
     def _bring(self, source: VolumeSource, write: Write) -> Described | DataError:
-        """Bring a volume to its place; return what is wrong with a bad one."""
+        """Publish a volume; return the fault of a bad one."""
         key = self._make_key(source)
         note = self._find_note(key)
-        if isinstance(note, Described):  # one that was bad may have been so for want of memory
+        if isinstance(note, Described):  # a bad one is tried again, as memory may have been short
             return note
 
         def build(temp: Path) -> Path:
             folder = temp / f"{key}{SUFFIX}"
-            # Under its name below the root, which is the same on every machine.
+            # Under its name relative to the root, which is the same on every machine.
             write(replace(source, path=self._names[source.files[0]]), folder, self._options)
             return folder
 
@@ -258,7 +258,7 @@ class VolumeIndex(NamedTuple):
     Attributes:
         facts: `options`, `skipped`, and `names` and `paths` of the volumes.
         volumes: [n] records of `VOLUME`.
-        shards: [n] that of each volume.
+        shards: [n] shard of each volume.
     """
 
     facts: dict[str, Any]
@@ -267,7 +267,7 @@ class VolumeIndex(NamedTuple):
 
     @classmethod
     def of(cls, volumes: Sequence[Described], facts: Mapping[str, Any]) -> Self:
-        """Of the volumes of a set."""
+        """Make the index of the volumes of a dataset."""
         rows = [(*v.shape, v.points, v.nbytes, v.itemsize, v.has_labels) for v in volumes]
         names = [volume.name for volume in volumes]
         paths = [volume.path for volume in volumes]
@@ -280,7 +280,7 @@ class VolumeIndex(NamedTuple):
 
         Raises:
             StoreError: It cannot be read.
-            StoreCorruptError: It is not what was written.
+            StoreCorruptError: It differs from what was written.
         """
         folder = ArrayFolder(path, _KIND, _VERSION)
         facts = folder.facts
@@ -303,7 +303,7 @@ class VolumeIndex(NamedTuple):
         return cls(facts, volumes, shards)
 
     def write(self, folder: Path) -> None:
-        """Write it into an empty folder."""
+        """Write the index into an empty folder."""
         writer = ArrayWriter(folder)
         add_shards(writer, self.shards)
         writer.add("volumes", self.volumes)
@@ -311,33 +311,34 @@ class VolumeIndex(NamedTuple):
 
 
 def _can_be(row: Sequence[int], shard: Shard) -> bool:
-    """Return True if a record of `VOLUME` is one that a shard of that size can hold."""
+    """Return True if a shard of that size can contain the volume of a `VOLUME` record."""
     *shape, points, nbytes, itemsize, has_labels = row
     voxels = math.prod(shape)
     is_shape = max(shape) <= _MOST_SIDE and 0 < voxels <= _MOST_VOXELS
     if not is_shape or itemsize not in (1, 2, 4) or has_labels not in (0, 1):
         return False
     point_bytes = index_dtype((shape[0], shape[1], shape[2])).itemsize + itemsize
-    # Where each slice begins, and each occupied voxel.
+    # The start of each slice, and each occupied voxel.
     least_bytes = 8 * (shape[0] + 1) + points * point_bytes
     return points <= voxels and least_bytes <= nbytes <= shard.nbytes
 
 
 class ShardedVolumes(ShardedBank[SparseVolume], VolumeBank):
-    """Volumes out of shards, of which each is one.
+    """Volumes from shards, one volume each.
 
     Args:
         index: Local copy of the index.
-        root: Local folder that names of volumes lie in; the volumes themselves are not there.
-        cache: Of the shards.
+        root: Local folder that paths of volumes are relative to; the volumes themselves are not
+            there.
+        cache: Cache of the shards.
 
     Attributes:
-        shapes: Of each volume, (z, y, x).
-        has_labels: Of each volume.
-        counts: [n] int64, occupied voxels of each volume.
-        nbytes: Of all arrays.
-        dense_bytes: Of all volumes as dense arrays.
-        skipped: (path, what is wrong) of each volume that was left out.
+        shapes: (z, y, x) of each volume.
+        has_labels: True for each volume with labels.
+        counts: [n] int64, number of occupied voxels of each volume.
+        nbytes: Bytes of all arrays.
+        dense_bytes: Bytes of all volumes as dense arrays.
+        skipped: (path, fault) of each skipped volume.
     """
 
     def __init__(self, index: Path, root: Path, cache: ShardCache[SparseVolume]) -> None:
@@ -364,23 +365,23 @@ class ShardedVolumes(ShardedBank[SparseVolume], VolumeBank):
         return len(self._names)
 
     def __getitem__(self, index: int) -> SparseVolume:
-        """One volume, which is fetched if it is not here."""
+        """Return one volume, fetching it if it is not local."""
         volume = self.cache.open(index)
-        # A whole shard may still be another volume than the index says.
+        # An intact shard may still have another volume than the index states.
         if (volume.shape, len(volume)) != (self.shapes[index], self.counts[index]):
             raise corrupt(self.cache.fetch(index), "its content differs from the index of the set")
         return volume
 
     def name(self, index: int) -> str:
-        """Path of the first file of one volume, below the local folder."""
+        """Return the path of the first file of one volume, in the local folder."""
         return locate_below(self._root, self._paths[index])
 
     def list_sources(self) -> list[VolumeSource]:
-        """The volumes by their names; their files are not here."""
+        """Return the volumes by name; their files are not local."""
         sources = []
         for number, name in enumerate(self._names):
             locate_below(self._root, name)  # files are written under it
-            # The kind is never looked at, as nothing reads these files.
+            # The kind is irrelevant, because nothing reads these files.
             path = self.name(number)
             sources.append(VolumeSource(name, path, "npz", (path,)))
         return sources
@@ -396,10 +397,10 @@ class ShardedVolumes(ShardedBank[SparseVolume], VolumeBank):
 
 
 class ShardedVolumeRoot(ShardedRoot):
-    """A set of volumes."""
+    """A sharded dataset of volumes."""
 
     def open_volumes(self, options: IndexOptions) -> ShardedVolumes:
-        """The volumes.
+        """Return the volumes.
 
         Raises:
             ConfigError: They were indexed with other options.
@@ -415,10 +416,10 @@ def open_shard(path: Path) -> SparseVolume:
     """Map the volume of a shard.
 
     Raises:
-        StoreCorruptError: It holds what no volume can.
+        StoreCorruptError: Its content is not a valid volume.
     """
     volume = StoredVolume(path).map()
-    # Once, as its numbers are places in arrays later on.
+    # Checked once, because its numbers are used as places in arrays later.
     if fault := volume.find_fault():
         raise corrupt(path, fault)
     return volume

@@ -38,13 +38,13 @@ TooFew = Literal["error", "skip"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CTVolumes:
-    """The good volumes, in the order of their names.
+    """The good volumes, sorted by name.
 
     Args:
-        bank: Their occupied voxels; it may hold more volumes than there are in the splits.
-        sources: Their files.
-        splits: For each of train, val, test the ascending numbers of its volumes.
-        too_few: Number of volumes that were left out because too few voxels are occupied.
+        bank: Occupied voxels of the volumes; it may have more volumes than the splits.
+        sources: Files of the volumes.
+        splits: Ascending volume numbers for each of train, val, test.
+        too_few: Number of volumes skipped because they have too few occupied voxels.
     """
 
     bank: VolumeBank
@@ -58,16 +58,16 @@ class CTVolumes:
         return any(self.bank.has_labels)
 
     def of(self, stage: Stage) -> Ints:
-        """Return the numbers of the volumes of a stage: to predict, those of all splits."""
+        """Return the numbers of the volumes of a stage; for ``predict``, those of all splits."""
         if stage == "predict":
             return np.sort(np.concatenate([self.splits[split] for split in SPLITS]))
         return self.splits[stage]
 
     def labelled(self, numbers: Ints) -> Ints:
-        """Return those of some volumes that have labels, in their order.
+        """Return the volumes that have labels, in their order.
 
         Raises:
-            ConfigError: No volume of the dataset has any.
+            ConfigError: No volume of the dataset has labels.
         """
         has_labels = np.array(self.bank.has_labels, np.bool_)
         if not has_labels.any():
@@ -90,7 +90,7 @@ class CTVolumes:
         return labelled_numbers
 
     def find_room(self, max_points: int | None) -> int:
-        """Return the largest number of points of a sample."""
+        """Return the maximum number of points of a sample."""
         # Rows of a batch have room for at least one point.
         largest_count = max(1, int(self.bank.counts[self.of("predict")].max(initial=0)))
         return largest_count if max_points is None else min(max_points, largest_count)
@@ -116,21 +116,23 @@ class CTVolumes:
 def read_range(
     occupied_hu: Sequence[float | None] | None, window: Window
 ) -> tuple[float, float | None]:
-    """Return the Hounsfield units that are occupied.
+    """Return the range of Hounsfield units of occupied voxels.
 
     Args:
-        occupied_hu: (low, high), each None for no limit; None for all above the window's low edge.
-        window: Whose lower edge stands for a missing first number.
+        occupied_hu: (low, high), each None for no limit; None for everything above the window's low
+            edge.
+        window: Window whose lower edge replaces a missing first number.
 
     Returns:
-        Occupied are those above the first number, and not above the second one if there is one.
+        Low and high: occupied voxels are above the first number, and not above the second one if
+        there is one.
 
     Raises:
-        ConfigError: Not two numbers.
+        ConfigError: The range is not two numbers.
     """
     if occupied_hu is None:
         return window.low_hu, None
-    # One number, or text, is no pair.
+    # A single number or text is not a pair.
     is_single = isinstance(occupied_hu, str | float | int)
     pair = (occupied_hu,) if is_single else tuple(occupied_hu)
     if len(pair) != 2 or not all(value is None or _is_number(value) for value in pair):
@@ -143,10 +145,10 @@ def read_range(
 
 
 def read_classes(classes: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of the labels 1, 2, ...; none for null.
+    """Return the names of the labels 1, 2, ...; empty for null.
 
     Raises:
-        ConfigError: Two are equal, or there are more than masks can number.
+        ConfigError: Two names are equal, or there are more than masks can number.
     """
     if isinstance(classes, str):
         raise ConfigError(f"classes={classes!r} is not allowed: give a list of names or null")
@@ -160,7 +162,7 @@ def read_sdf(sdf: float | str | None) -> float | None:
     """Return the largest signed distance in mm; None without a limit, or without distances.
 
     Raises:
-        ConfigError: No distance.
+        ConfigError: The value is not a distance.
     """
     if sdf is None or sdf == "exact":
         return None
@@ -180,14 +182,14 @@ class CTSource(Source):
     """Files of a CT dataset: `.npy`, `.npz`, NIfTI and DICOM volumes in a folder, or one file.
 
     Args:
-        occupied_hu: Voxels above the first and not above the second number are occupied, `None` has
-            no limit; by default those above the lower edge of the window.
-        resolution: What volumes are brought to before they are indexed.
+        occupied_hu: Voxels above the first and not above the second number are occupied, with
+            `None` for no limit. By default, voxels above the lower edge of the window are occupied.
+        resolution: Size or spacing that volumes are resampled to before they are indexed.
         min_points: Volumes with fewer occupied voxels are bad.
-        too_few: `error` lists them and ends; `skip` leaves them out and counts them.
-        processes: Of the indexing; `auto` takes the cores.
-        nan_fill: Replaces NaN and infinite voxels, which are bad otherwise.
-        class_count: Highest label, above which volumes are bad; None takes any.
+        too_few: `error` lists them and raises an error; `skip` skips and counts them.
+        processes: Number of processes that index; `auto` takes the number of cores.
+        nan_fill: Replaces NaN and infinite voxels, which otherwise make a volume bad.
+        class_count: Highest label; volumes with a higher one are bad. None allows any.
 
     Raises:
         ConfigError: An option is out of its range.
@@ -259,7 +261,7 @@ class CTSource(Source):
 
     @property
     def workers(self) -> int:
-        """Processes that index."""
+        """Number of processes that index."""
         return count_cores() if self.processes == "auto" else self.processes
 
     def open(self) -> CTVolumes:
@@ -269,7 +271,7 @@ class CTSource(Source):
             DataError: Volumes are bad or have too few points; all of them are listed.
         """
         sources, bank = self._open_bank()
-        # A bank leaves out bad volumes, which changes no split: it is one of all sources.
+        # A bank skips bad volumes, which changes no split, because splits are made of all sources.
         names = [source.name for source in sources]
         splits = self.split(names)
         self._add_unlabelled(sources)
@@ -285,7 +287,7 @@ class CTSource(Source):
         return CTVolumes(bank, good_sources, split_rows, too_few=len(too_few))
 
     def _add_unlabelled(self, sources: Sequence[VolumeSource]) -> None:
-        """Add volumes without labels to what is not used, where classes of labels are named."""
+        """Report volumes without labels as unused, if classes of labels are given."""
         unlabelled = [source.name for source in sources if source.labels is None]
         if self.class_count and self.shards is None:
             cure = (
@@ -299,7 +301,7 @@ class CTSource(Source):
             sharded_volumes = self.shards.open_volumes(self.index_options)
             return sharded_volumes.list_sources(), sharded_volumes
         bad_names = Problems()
-        # Names are refused also where bad volumes are left out.
+        # Bad names are refused even if bad volumes are skipped.
         sources = find_volumes(
             self.folder, None if self.on_bad == "skip" else bad_names, self.leftovers
         )
@@ -328,7 +330,7 @@ class CTSource(Source):
         """Read every volume and its labels strictly, and keep nothing.
 
         Raises:
-            DataError: Lists everything that is wrong.
+            DataError: Something is wrong; all faults are listed.
         """
         self._refuse_shards()
         self.refresh()
@@ -353,7 +355,7 @@ class CTSource(Source):
         return {"volumes": len(sources), "labelled": labelled, "points": points}
 
     def verify(self, volumes: CTVolumes) -> list[str]:
-        """Return a line for each volume whose index differs from what its files give now."""
+        """Return a line for each volume whose index is damaged or does not match its files."""
         damages: list[str] = []
         if volumes.bank.fetches:  # there are no files to compare with
             return volumes.bank.find_damages()
@@ -369,7 +371,7 @@ class CTSource(Source):
         return damages + volumes.bank.find_damages()
 
     def _count(self, source: VolumeSource) -> int | str:
-        """Return the occupied voxels of a volume, or what is wrong with it."""
+        """Return the number of occupied voxels of a volume, or its fault."""
         try:
             return len(index_source(source, self.index_options))
         except DataError as error:
@@ -379,7 +381,7 @@ class CTSource(Source):
         """Return the numbers of the volumes with too few points.
 
         Raises:
-            DataError: There are any, and they are not to be skipped.
+            DataError: There are some, and they are not to be skipped.
         """
         problems = Problems()
         too_few: list[int] = np.flatnonzero(bank.counts < self.min_points).tolist()
@@ -401,7 +403,7 @@ class CTSource(Source):
 
 
 def _find_good(sources: Sequence[VolumeSource], bank: VolumeBank) -> list[int]:
-    """Return the number among all sources of each volume of a bank, which leaves out bad ones."""
+    """Return the number among all sources of each volume of a bank, which skips bad ones."""
     numbers: list[int] = []
     for number, source in enumerate(sources):
         # Both lists have one order, so the next volume of the bank is the next equal name.

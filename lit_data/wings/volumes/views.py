@@ -20,9 +20,9 @@ from lit_data.predict.figures import (
 )
 from lit_data.wings.volumes.files.hounsfield import Window
 
-_SIDE_PX = 320  # of a view, at most; smaller volumes get a pixel or so for each voxel
+_SIDE_PX = 320  # of a view, at most; smaller volumes get about a pixel for each voxel
 _MARK = (1.0, 0.23, 0.19, 0.45)  # of occupied voxels in a slice
-_EMPTY = "#12233a"  # behind voxels: no grey level, so that dark voxels are seen on it
+_EMPTY = "#12233a"  # behind voxels: not a gray level, so that dark voxels are visible on it
 _GREYS = matplotlib.colormaps["gray"].with_extremes(bad=_EMPTY)
 _TILT = math.radians(20)
 _LIGHT = np.array([-0.4, -0.5, 0.77], np.float32)  # from the upper left, a little in front
@@ -30,20 +30,20 @@ _TINT = 0.5  # opacity of labels
 _MOST_NAMED = 16  # classes in a legend
 
 PLANES = ("axial", "coronal", "sagittal")
-"""The slices across z, y and x."""
+"""Names of the slices across z, y and x."""
 
 
 class VolumeShown(NamedTuple):
-    """Data of a volume, or of a window of one, that is drawn.
+    """Data for drawing a volume, or a window of one.
 
     Attributes:
-        name: Over its pictures.
+        name: Name above its pictures.
         shape: (z, y, x) voxels.
         spacing_mm: (z, y, x).
         coords: [N, 3] (z, y, x) of the occupied voxels.
         values: [N] float32 in 0..1 of the window.
-        slices: The central slices across z, y and x in 0..1; none where only the occupied voxels
-            are known.
+        slices: Central slices across z, y and x in 0..1; None if only the occupied voxels are
+            known.
     """
 
     name: str
@@ -55,10 +55,10 @@ class VolumeShown(NamedTuple):
 
 
 def show_slice(cell: Axes, volume: VolumeShown, axis: int, *, mark: bool) -> None:
-    """Draw the central slice across an axis, with z upwards where it is in the slice.
+    """Draw the central slice across an axis, with z pointing up if the slice includes it.
 
     Args:
-        cell: Cell of the slice.
+        cell: Axes to draw into.
         volume: The volume.
         axis: 0 to 2, for z, y and x.
         mark: Tint the occupied voxels, for slices that show other voxels too.
@@ -74,7 +74,7 @@ def show_slice(cell: Axes, volume: VolumeShown, axis: int, *, mark: bool) -> Non
 
 
 def _orient(spacing_mm: Spacing, axis: int) -> dict[str, Any]:
-    """Return how `Axes.imshow` shows a slice across an axis: in mm, with z upwards."""
+    """Return the options of `Axes.imshow` for a slice across an axis: in mm, with z pointing up."""
     height, width = (mm for number, mm in enumerate(spacing_mm) if number != axis)
     return {
         "origin": "upper" if axis == 0 else "lower",
@@ -87,11 +87,11 @@ class LabelledSlices(NamedTuple):
     """Slices of a volume across z, y and x, with labels.
 
     Attributes:
-        name: Beside them.
+        name: Name beside the slices.
         spacing_mm: (z, y, x).
         positions: (z, y, x) of the slices.
-        planes: For each axis [2 or 3, H, W] float32: values in 0..1, labels, and beside predicted
-            ones the true ones where they are known.
+        planes: For each axis [2 or 3, H, W] float32: values in 0..1, labels, and for predicted
+            labels the true ones, if they are known.
     """
 
     name: str
@@ -109,15 +109,15 @@ def cut_labelled(
     spacing_mm: Spacing,
     window: Window | None = None,
 ) -> LabelledSlices:
-    """Cut the slices with the most truly labeled voxels, or else with the most labeled ones.
+    """Cut the slices with the most voxels of true labels, or of `labels` if there are none.
 
-    Of several such slices the one in their middle is cut.
+    If several slices are equal, the middle one is cut.
 
     Args:
-        name: Of the volume.
+        name: Name of the volume.
         values: [Z, Y, X] in 0..1, or Hounsfield units.
         labels: [Z, Y, X] labels, predicted or those of a sample.
-        true: [Z, Y, X] labels beside predicted ones, if they are known.
+        true: [Z, Y, X] true labels if `labels` are predicted and the truth is known.
         spacing_mm: (z, y, x).
         window: Scales Hounsfield units to 0..1.
     """
@@ -149,14 +149,14 @@ def draw_labelled(
     *,
     beside: str,
 ) -> None:
-    """Draw volumes in rows: each slice with its true labels, and beside it with the first ones.
+    """Draw volumes in rows: each slice with its true labels, and next to it with `labels`.
 
     Args:
-        volumes: At least one.
+        volumes: At least one volume.
         classes: Names of the labels 1, 2, ...
         path: The PNG to write.
-        title: Of the picture.
-        beside: Heading of the slices with the first labels.
+        title: Title of the picture.
+        beside: Heading of the slices with `labels`.
     """
     figure, cells = new_axes(len(volumes), 6, CELL_INCHES * len(volumes) + 0.9)
     numbers: set[int] = set()
@@ -179,7 +179,7 @@ def draw_labelled(
 
 
 def _tint_labels(labels: Floats, count: int) -> Floats:
-    """Return a layer with the colors of the classes 1 to `count`, [H, W, 4], over a slice."""
+    """Return an overlay with the colors of the classes 1 to `count`: [H, W, 4]."""
     tint = np.zeros((*labels.shape, 4), np.float32)
     for number in range(1, count + 1):
         tint[labels == number] = to_rgba(colour_of_class(number), _TINT)
@@ -187,22 +187,22 @@ def _tint_labels(labels: Floats, count: int) -> Floats:
 
 
 def show_view(cell: Axes, volume: VolumeShown, angle_deg: float) -> None:
-    """Draw the occupied voxels from the front, turned about the z axis by an angle."""
+    """Draw the occupied voxels from the front, rotated about the z axis by an angle."""
     cell.imshow(project(volume, angle_deg), cmap=_GREYS, vmin=0, vmax=1, interpolation="nearest")
 
 
 def project(volume: VolumeShown, angle_deg: float) -> Floats:
     """Project the occupied voxels along parallel lines, from a little above.
 
-    The nearest voxel hides the rest. Shading comes from the depth picture alone: light from the
-    upper left on its slope, and near is brighter than far.
+    The nearest voxel hides the others. Shading comes from the depth picture only: light from the
+    upper left on its slope, with near voxels brighter than far ones.
 
     Args:
         volume: The voxels.
-        angle_deg: Turn about the z axis; 0 looks along y, at the front.
+        angle_deg: Rotation about the z axis; 0 looks along y, at the front.
 
     Returns:
-        [H, W] float32 in 0..1; not a number where there is nothing.
+        [H, W] float32 in 0..1; NaN for the background.
     """
     spacing = np.array(volume.spacing_mm, np.float32)
     size = np.array(volume.shape, np.float32) * spacing
@@ -213,7 +213,7 @@ def project(volume: VolumeShown, angle_deg: float) -> Floats:
     turn = np.array([[math.sin(angle), math.cos(angle)] for angle in angles], np.float32)
     radius = _measure_frame(size, turn)
     (sin, cos), (tilt_sin, tilt_cos) = turn
-    # First the turn about z, then the tilt about the horizontal axis of the picture.
+    # First the rotation about z, then the tilt about the horizontal axis of the picture.
     across = x * cos + y * sin
     towards = x * sin - y * cos
     up = z * tilt_cos - towards * tilt_sin
@@ -228,9 +228,9 @@ def project(volume: VolumeShown, angle_deg: float) -> Floats:
 
 
 def _draw_depth(row: Array, column: Array, near: Floats, side: int, splat: int) -> Floats:
-    """Draw the depth of the nearest voxel in each pixel, [side, side]; -inf where there is none."""
+    """Draw the depth of the nearest voxel in each pixel: [side, side]; -inf for the background."""
     depth = np.full((side + splat, side + splat), -np.inf, np.float32)
-    # Of equal pixels numpy keeps the value written last, so the nearest voxels are written last.
+    # For equal pixels NumPy keeps the value written last, so the nearest voxels are written last.
     order = np.argsort(near)
     for down in range(splat):
         for right in range(splat):
@@ -241,7 +241,7 @@ def _draw_depth(row: Array, column: Array, near: Floats, side: int, splat: int) 
 
 
 def _measure_frame(size: Floats, turn: Floats) -> float:
-    """Return half the side of the square that holds the turned volume, in mm."""
+    """Return half the side of the square that contains the rotated volume, in mm."""
     depth, height, width = size
     (sin, cos), (tilt_sin, tilt_cos) = abs(turn)
     across = width * cos + height * sin
@@ -253,7 +253,7 @@ def _shade(depth: Floats, radius: float, scale: float) -> Floats:
     """Shade a depth picture by the slope of its surface and by its depth; see `project`."""
     is_occupied = np.isfinite(depth)
     filled = np.where(is_occupied, depth, -radius)
-    # mm by mm; clipped, as the edges of the volume are steeper than any surface in it.
+    # mm per mm; clipped, because the edges of the volume are steeper than any surface in it.
     slope = np.stack([part * scale for part in np.gradient(filled)]).clip(-3, 3)
     length = np.sqrt(1 + (slope**2).sum(0))
     normal = np.stack((-slope[1], -slope[0], np.ones_like(filled))) / length
@@ -264,7 +264,7 @@ def _shade(depth: Floats, radius: float, scale: float) -> Floats:
 
 
 def _cut(volume: VolumeShown, axis: int) -> Floats:
-    """Return the occupied voxels of the central slice across an axis; not a number elsewhere."""
+    """Return the occupied voxels of the central slice across an axis; NaN elsewhere."""
     others = [number for number in range(3) if number != axis]
     image = np.full([volume.shape[number] for number in others], np.nan, np.float32)
     inside = volume.coords[:, axis] == volume.shape[axis] // 2

@@ -29,14 +29,14 @@ from lit_data.wings.volumes.files.volume import (
 )
 
 MAX_MEMBER_BYTES = 2**36
-"""Of all members of an archive, unpacked; they are never in memory at once."""
+"""Maximum unpacked size of all members of an archive; they are never in memory at once."""
 SPACING_NAME = "spacing_mm"
 
 _MM = {"unknown": 1.0, "mm": 1.0, "meter": 1000.0, "micron": 0.001}
 _SIZES = {348: "Nifti1Header", 540: "Nifti2Header"}
 _ROUNDING = 1e-3  # of the axes in a header
 _MAX_OFFSET = 2**26
-"""Extensions of a header lie before the voxels; larger ones are not skipped."""
+"""Maximum offset of the voxels; larger header extensions before them are not skipped."""
 
 
 def open_npy(path: str, nan_fill: float | None) -> FileVolume:
@@ -47,7 +47,7 @@ def open_npy(path: str, nan_fill: float | None) -> FileVolume:
         nan_fill: See ``FileVolume``.
 
     Raises:
-        DataError: not a plain array of three axes, or damaged.
+        DataError: The file is damaged, or not a plain array of three axes.
     """
     with open_source(path) as stream:
         header = read_array_header(stream, os.fstat(stream.fileno()).st_size)
@@ -59,15 +59,15 @@ def open_npy(path: str, nan_fill: float | None) -> FileVolume:
 def open_npz(path: str, nan_fill: float | None) -> FileVolume:
     """Open an array of an ``.npz`` archive as a volume (z, y, x).
 
-    A member ``spacing_mm`` [3] is its spacing. An array in Fortran order is unpacked into a
-    temporary file first, since its slices do not lie in one piece.
+    A member ``spacing_mm`` [3] is its spacing. An array in Fortran order is first unpacked into a
+    temporary file, because its slices are not contiguous.
 
     Args:
         path: The archive.
         nan_fill: See ``FileVolume``.
 
     Raises:
-        DataError: damaged, no array of three axes, or several.
+        DataError: The archive is damaged, or has no array of three axes, or several.
     """
     check_regular(path)
     # It stays open as long as slices are read from it.
@@ -86,13 +86,13 @@ def open_npz(path: str, nan_fill: float | None) -> FileVolume:
 
 
 def read_directory(archive: zipfile.ZipFile) -> dict[str, NpyHeader]:
-    """Read the headers of all arrays of an archive, and hold them against its directory.
+    """Read the headers of all arrays of an archive, and compare them with its directory.
 
     Returns:
-        Each by its name.
+        Headers by name.
 
     Raises:
-        DataError: a member is no plain array, or not what the directory says.
+        DataError: A member is not a plain array, or differs from its directory entry.
     """
     members = archive.infolist()
     check_directory(members, MAX_MEMBER_BYTES)
@@ -106,13 +106,13 @@ def read_directory(archive: zipfile.ZipFile) -> dict[str, NpyHeader]:
 
 
 class MappedSlices:
-    """Slices of a mapped file, of whose pages a volume of any size holds few.
+    """Slices of a mapped file; few of its pages are in memory, whatever the volume's size.
 
     Args:
-        fd: The file; may be closed afterwards.
-        header: Of the array.
-        offset: Where its values begin.
-        is_fortran: Its first axis runs fastest.
+        fd: File descriptor; may be closed afterwards.
+        header: Header of the array.
+        offset: Byte at which its values begin.
+        is_fortran: True if the first axis runs fastest.
     """
 
     def __init__(self, fd: int, header: NpyHeader, offset: int, *, is_fortran: bool) -> None:
@@ -123,15 +123,15 @@ class MappedSlices:
         self.shape: Triple = header.shape  # type: ignore[assignment]  # Volume checks the number of axes
 
     def read(self, begin: int, end: int) -> Array:
-        """Read slices ``begin`` to ``end``: [n, y, x], a view; the pages before are given back."""
+        """Read slices ``begin`` to ``end`` as a view, [n, y, x]; releases the pages before them."""
         if begin and not self._is_fortran and hasattr(mmap, "MADV_DONTNEED"):
             done_bytes = self._offset + begin * self._array[0].nbytes
-            # A volume is read forward, so pages behind are not needed again.
+            # A volume is read forward, so the pages before are not needed again.
             self._map.madvise(mmap.MADV_DONTNEED, 0, done_bytes // mmap.PAGESIZE * mmap.PAGESIZE)
         return self._array[begin:end]
 
     def close(self) -> None:
-        """Do nothing: the map goes with its last view."""
+        """Do nothing: the map is closed with its last view."""
 
 
 def _open_member(
@@ -195,7 +195,7 @@ def _is_fortran(stream: IO[bytes]) -> bool:
 def open_nifti(path: str, nan_fill: float | None) -> FileVolume:
     """Open a ``.nii`` or ``.nii.gz`` file as a volume (z, y, x) in the order of its voxels.
 
-    Scale fields that are NaN, infinite or 0 mean what the standard says: stored numbers are the
+    Scale fields that are NaN, infinite or 0 are treated as in the standard: stored numbers are the
     values.
 
     Args:
@@ -203,8 +203,8 @@ def open_nifti(path: str, nan_fill: float | None) -> FileVolume:
         nan_fill: See ``FileVolume``.
 
     Raises:
-        DataError: not NIfTI, cut short, of more than three axes, or of a dtype that holds no
-            Hounsfield units.
+        DataError: The file is not NIfTI, is truncated, has more than three axes, or a dtype that
+            holds no Hounsfield units.
     """
     check_regular(path)
     opener = import_medical("nibabel").openers.Opener(path, "rb", keep_open=True)
@@ -247,7 +247,7 @@ def _read_header(stream: Any) -> Any:  # noqa: ANN401 - nibabel has no types
 
 def _read_shape(header: Any) -> Triple:  # noqa: ANN401
     stored: list[int] = [int(length) for length in header.get_data_shape()]
-    # Axes that are missing count as one voxel; a fourth one of length 1 is none.
+    # Missing axes count as one voxel; a fourth axis of length 1 is ignored.
     x, y, z, *more = [*stored, 1, 1, 1]
     if not stored or any(length != 1 for length in more):
         raise DataError(
@@ -272,10 +272,10 @@ def _read_spacing(header: Any, affine: Array) -> Spacing:  # noqa: ANN401
 
 
 def _find_shear(affine: Array) -> float:
-    """Return how far apart slices are in parts of their step; below 1 for those of a tilted gantry."""
+    """Return the distance of slices as a fraction of their step; below 1 for a tilted gantry."""
     axes = affine[:3, :3]
     if not np.isfinite(axes).all():
-        return 1.0  # which is refused where the affine is used
+        return 1.0  # refused where the affine is used
     volume_mm3 = abs(float(np.linalg.det(axes)))
     box_mm3 = float(np.linalg.norm(axes, axis=0).prod())
     is_sheared = 0 < volume_mm3 < (1 - _ROUNDING) * box_mm3
@@ -291,7 +291,7 @@ def _read_affine(header: Any) -> Array:  # noqa: ANN401
 def _read_offset(stream: Any, header: Any) -> int:  # noqa: ANN401
     """Return the byte at which the voxels begin."""
     offset, least = int(header["vox_offset"]), int(header.single_vox_offset)
-    # 0 stands for right behind the header, if no extensions follow there.
+    # 0 means directly after the header, if no extensions follow there.
     if offset == 0 and not any(stream.read(4)[:1]):
         return least
     if not least <= offset <= _MAX_OFFSET:

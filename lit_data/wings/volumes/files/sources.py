@@ -44,12 +44,12 @@ class VolumeSource:
     """Source of a volume.
 
     Args:
-        name: Path under the folder that was searched, without the extension.
-        path: The file, or the folder of a DICOM series; the first file of one that shares its
+        name: Path below the searched folder, without the extension.
+        path: The file, or the folder of a DICOM series; the first file of a series that shares its
             folder.
-        kind: What it is stored as.
-        files: All files of it: one, or the slices of a DICOM series.
-        labels: The file of its labels; None without.
+        kind: Format of the files.
+        files: All files of the volume: one, or the slices of a DICOM series.
+        labels: File of the labels; None without labels.
     """
 
     name: str
@@ -60,34 +60,34 @@ class VolumeSource:
 
     @property
     def all_files(self) -> tuple[str, ...]:
-        """The files of the volume and of its labels."""
+        """Files of the volume and of its labels."""
         return self.files if self.labels is None else (*self.files, self.labels)
 
 
 def find_volumes(
     root: PathText, bad_names: Problems | None = None, leftovers: Leftovers | None = None
 ) -> list[VolumeSource]:
-    """List the volumes of a folder and its subfolders, or the one volume that a file is.
+    """List the volumes of a folder and its subfolders, or the one volume of a file.
 
     ``.npy``, ``.npz``, ``.nii`` and ``.nii.gz`` files are volumes, and so is each series of the
     DICOM files of a folder (``.dcm``, ``.ima``, no extension, or a UID as name). ``NAME_labels.*``,
-    ``NAME_seg.*`` and ``NAME_mask.*`` hold the labels of ``NAME`` in the same folder, and
-    ``labelsTr/NAME.*`` those of ``imagesTr/NAME.*`` or ``imagesTr/NAME_0000.*``; DICOM files of such
-    names are segmentations (SEG). Hidden files and all others are left out.
+    ``NAME_seg.*`` and ``NAME_mask.*`` are the labels of ``NAME`` in the same folder, and
+    ``labelsTr/NAME.*`` those of ``imagesTr/NAME.*`` or ``imagesTr/NAME_0000.*``; DICOM files with
+    such names are segmentations (SEG). Hidden files and all others are skipped.
 
     Args:
         root: The folder or file.
-        bad_names: Takes bad names, which are an error without it, so that they can be listed with
-            the faults of other files; their volumes are left out.
-        leftovers: Takes files of other types.
+        bad_names: Collects bad names, so that they can be listed with the faults of other files;
+            their volumes are skipped. Without it, bad names are an error.
+        leftovers: Collects files of other types.
 
     Returns:
-        Sorted by name. A series is named by its folder, and by its first file as well where a
-        folder has several.
+        Volumes sorted by name. A series is named by its folder, and also by its first file if the
+        folder has several series.
 
     Raises:
-        DataError: nothing there, no volume, two of one name, labels without a volume, a link that
-            leads outside, or DICOM files that cannot be read.
+        DataError: The path does not exist or has no volume, two volumes have one name, labels have
+            no volume, a link leads outside, or DICOM files cannot be read.
     """
     root = Path(root)
     if root.is_file():
@@ -112,7 +112,7 @@ def find_volumes(
     leftovers = leftovers or Leftovers()
     leftovers.take(root, unread, (*SUFFIXES, *EXTENSIONS))
     volumes = _join_labels(root, sources, problems)
-    # What a link outside leads to is not read.
+    # Targets of links that lead outside are not read.
     bad_paths = set(problems.skipped)
     volumes = [volume for volume in volumes if bad_paths.isdisjoint(volume.all_files)]
     if bad_names is None or not volumes:
@@ -128,10 +128,10 @@ def find_volumes(
 
 
 def guess_kind(path: PathText) -> Kind:
-    """Return the kind of a file, by its name.
+    """Return the kind of a file from its name.
 
     Raises:
-        DataError: no name of a volume.
+        DataError: It is not the name of a volume.
     """
     kind = SUFFIXES.get(_suffix(os.fspath(path)))
     if kind is None and is_dicom_name(path):
@@ -147,7 +147,7 @@ def _walk(root: Path, problems: Problems) -> Iterator[tuple[Path, list[str]]]:
     """Yield each folder with the names of its files; links that lead outside are problems."""
     real_root = os.path.realpath(root)
     for folder, folders, names in os.walk(root):
-        # os.walk goes on with what is left in its own list, in this order.
+        # os.walk continues with what is left in its own list, in this order.
         folders[:] = sorted(name for name in folders if not is_hidden(name))
         files = sorted(name for name in names if not is_hidden(name))
         for name in [*folders, *files]:
@@ -162,7 +162,7 @@ def _walk(root: Path, problems: Problems) -> Iterator[tuple[Path, list[str]]]:
 def _list_folder(
     root: Path, folder: Path, names: Iterable[str], problems: Problems
 ) -> Iterator[VolumeSource]:
-    """Yield the volumes of one folder, those of labels too."""
+    """Yield the volumes of one folder, including labels."""
     dicom: list[Path] = []
     for name in names:
         path = folder / name
@@ -202,7 +202,7 @@ def _make_source(root: Path, relative: str) -> VolumeSource:
 def _join_labels(
     root: Path, sources: Mapping[str, VolumeSource], problems: Problems
 ) -> list[VolumeSource]:
-    """Return the volumes, each with its labels; labels alone are no volumes."""
+    """Return the volumes with their labels; labels alone are not volumes."""
     source_of = {Path(source.path): source for source in sources.values()}
     labels = pair_labels(root, list(source_of), lambda path: _stem(path.name), problems)
     volumes = []
@@ -213,7 +213,7 @@ def _join_labels(
 
 
 def _suffix(name: str) -> str:
-    """Return the ending of a volume; none for a name such as ``1.2.840``."""
+    """Return the extension of a volume; empty for a name such as ``1.2.840``."""
     low = name.lower()
     return next((ending for ending in _ENDINGS if low.endswith(ending)), "")
 
@@ -230,13 +230,13 @@ def open_volume(
     """Open a volume for reading slab by slab; close it, or use it in a ``with`` block.
 
     Args:
-        source: What ``find_volumes`` found, or the path of a file or of the folder of one DICOM
+        source: A result of ``find_volumes``, or the path of a file or of the folder of one DICOM
             series.
         nan_fill: Replaces NaN and infinite voxels; None makes them an error.
 
     Raises:
-        DataError: it cannot be read; says why and what to do.
-        ConfigError: the library that reads it is not installed.
+        DataError: The volume cannot be read; the message says why and what to do.
+        ConfigError: The library that reads it is not installed.
     """
     if not isinstance(source, VolumeSource):
         source = _find_one(source)
@@ -251,18 +251,18 @@ def open_volume(
 
 
 def open_labels(source: VolumeSource, volume: Volume, *, aligned: bool = False) -> Volume | None:
-    """Open the labels that lie beside a volume.
+    """Open the labels beside a volume.
 
     Args:
-        source: The volume's.
-        volume: It, opened.
-        aligned: Refuse labels whose header puts them elsewhere, instead of a warning.
+        source: Source of the volume.
+        volume: The opened volume.
+        aligned: Refuse labels whose header gives another position, instead of warning.
 
     Returns:
         The labels, of the shape of the volume; None if there are none.
 
     Raises:
-        DataError: they cannot be read, have another shape, or lie elsewhere.
+        DataError: The labels cannot be read, have another shape, or another position.
     """
     if source.labels is None:
         return None
@@ -289,10 +289,10 @@ def open_labels(source: VolumeSource, volume: Volume, *, aligned: bool = False) 
 
 
 def check_same_shape(labels: Volume, volume: Volume) -> None:
-    """Refuse labels of another shape than their volume.
+    """Refuse labels whose shape differs from that of their volume.
 
     Raises:
-        DataError: the shapes differ.
+        DataError: The shapes differ.
     """
     if labels.shape != volume.shape:
         turned = " (turned?)" if sorted(labels.shape) == sorted(volume.shape) else ""
@@ -303,9 +303,9 @@ def check_same_shape(labels: Volume, volume: Volume) -> None:
 
 
 def _lie_alike(labels: Volume, volume: Volume) -> bool:
-    """Return True if the corners of labels and volume lie within half a voxel of each other.
+    """Return True if the corners of labels and volume are within half a voxel of each other.
 
-    Also if one of them does not say where it is.
+    It also returns True if the position of one of them is unknown.
     """
     if labels.affine is None or volume.affine is None:
         return True

@@ -1,4 +1,4 @@
-"""Occupied voxels of a volume: positions, values, and where each slice begins among them."""
+"""Occupied voxels of a volume: positions, values, and the start of each slice among them."""
 
 import math
 from abc import abstractmethod
@@ -24,7 +24,7 @@ class LabelIndex:
     Args:
         shape: (z, y, x) of the volume.
         classes: [K] int32, the labels other than 0 that occur, ascending.
-        starts: [K + 1] int64, where each class begins in ``positions``.
+        starts: [K + 1] int64, start of each class in ``positions``.
         positions: [M] flat C-order positions, ascending within a class; dtype as in
             ``SparseVolume``.
     """
@@ -38,17 +38,17 @@ class LabelIndex:
         _check_starts(self.starts, len(self.classes), len(self.positions), "classes")
 
     def of(self, label: int) -> Array:
-        """Return the flat positions of one class, a view; empty if the class does not occur."""
+        """Return the flat positions of one class as a view; empty if the class does not occur."""
         row = int(np.searchsorted(self.classes, label))
         if row == len(self.classes) or self.classes[row] != label:
             return self.positions[:0]
         return self.positions[self.starts[row] : self.starts[row + 1]]
 
     def window(self, start: Sequence[int], size: Sequence[int]) -> NDArray[np.int32]:
-        """Return the labels of a box: [D, H, W] int32, 0 without one and outside the volume.
+        """Return the labels of a box: [D, H, W] int32, 0 for unlabeled voxels and outside the volume.
 
         Args:
-            start: (z, y, x) of its first voxel.
+            start: (z, y, x) of the box's first voxel.
             size: (D, H, W).
         """
         box = np.zeros(tuple(size), np.int32)
@@ -66,19 +66,19 @@ class SparseVolume:
 
     Args:
         positions: [N] flat C-order positions, ascending; int32 in volumes of fewer than 2**31
-            voxels, else int64.
-        values: [N] Hounsfield units: uint8 for masks, int16 where exact, else float32.
+            voxels, otherwise int64.
+        values: [N] Hounsfield units: uint8 for masks, int16 if exact, otherwise float32.
         shape: (z, y, x) of the volume.
         spacing_mm: (z, y, x).
-        slices: [z + 1] int64, where each slice begins in ``positions``.
+        slices: [z + 1] int64, start of each slice in ``positions``.
         affine: See ``Volume``; None if unknown.
         low_hu: Voxels above this are occupied ...
-        high_hu: ... up to and with this one; None for no limit.
+        high_hu: ... up to and including this; None for no limit.
         labels: [N] label of each occupied voxel; None without labels.
-        label_index: All labeled voxels, also those that are not occupied; None without labels.
+        label_index: All labeled voxels, even those that are not occupied; None without labels.
 
     Raises:
-        DataError: the arrays do not fit together.
+        DataError: The arrays do not match each other.
     """
 
     positions: Array
@@ -121,7 +121,7 @@ class SparseVolume:
         return nbytes
 
     def find_fault(self) -> str | None:
-        """Read all arrays of a volume that a stranger wrote; return what is wrong, if anything."""
+        """Check all arrays of a volume from an untrusted source; return a description of faults, or None."""
         depth, height, width = self.shape
         edges = np.arange(depth + 1, dtype=self.positions.dtype) * (height * width)
         faults = {
@@ -143,7 +143,7 @@ class SparseVolume:
         """Return the coordinates of the occupied voxels.
 
         Args:
-            rows: [n] which of them; None for all.
+            rows: [n] numbers of the voxels; None for all.
 
         Returns:
             [n, 3] int32 (z, y, x).
@@ -154,7 +154,7 @@ class SparseVolume:
         # A division and a product are faster than two remainders.
         line = flat // width
         coords[:, 2] = flat - line * width
-        if rows is None:  # of all voxels the slices are known, which saves a division
+        if rows is None:  # for all voxels the slices are known, which saves a division
             coords[:, 0] = np.repeat(np.arange(self.shape[0], dtype=np.int32), np.diff(self.slices))
         else:
             coords[:, 0] = line // height
@@ -162,13 +162,14 @@ class SparseVolume:
         return coords
 
     def rows_in(self, start: Sequence[int], size: Sequence[int]) -> Ints:
-        """Return the occupied voxels in the slices and lines of a box, which may lie in it.
+        """Return the occupied voxels in the slices and lines of a box, which are candidates for the box.
 
         Args:
-            start: (z, y, x) of its first voxel.
+            start: (z, y, x) of the box's first voxel.
             size: (D, H, W).
 
         Returns:
+            [n] int64 numbers of the voxels, ascending.
             [n] int64, their numbers, ascending.
         """
         first, last = np.clip([start[0], start[0] + size[0]], 0, self.shape[0]).tolist()
@@ -176,10 +177,10 @@ class SparseVolume:
         return begin + _find_rows(self.positions[begin:end], self.shape, start, size)
 
     def window_labels(self, start: Sequence[int], size: Sequence[int]) -> NDArray[np.int32]:
-        """Return the labels of a box, occupied or not: [D, H, W] int32, 0 where there is none.
+        """Return the labels of a box, occupied or not: [D, H, W] int32, 0 for unlabeled voxels.
 
         Raises:
-            DataError: the volume has no labels.
+            DataError: The volume has no labels.
         """
         if self.label_index is None:
             raise DataError("the volume has no labels; put them next to it as NAME_labels.*")
@@ -187,7 +188,7 @@ class SparseVolume:
 
 
 class VolumeBank(Bank):
-    """Sparse volumes by number.
+    """Numbered sparse volumes.
 
     Attributes:
         counts: [n] int64, occupied voxels of each volume.
@@ -205,11 +206,11 @@ class VolumeBank(Bank):
 
     @abstractmethod
     def __getitem__(self, index: int) -> SparseVolume:
-        """Map one volume; one that lies elsewhere is fetched first."""
+        """Map one volume, fetching it first if it is remote."""
 
     @abstractmethod
     def find_damages(self) -> list[str]:
-        """Read every byte of all arrays; return a line for each that is not what was written."""
+        """Read every byte of all arrays; return a line for each array that has changed."""
 
 
 def index_dtype(shape: Triple) -> "np.dtype[Any]":
@@ -221,20 +222,20 @@ def index_dtype(shape: Triple) -> "np.dtype[Any]":
 def _find_rows(positions: Array, shape: Triple, start: Sequence[int], size: Sequence[int]) -> Ints:
     """Return the rows of ``positions`` in the slices and lines of a box.
 
-    They are one stretch in each slice, which bisection finds.
+    They are contiguous in each slice, and bisection finds them.
     """
     _, height, width = shape
     z = np.arange(max(start[0], 0), min(start[0] + size[0], shape[0]), dtype=np.int64)
     first, last = np.clip([start[1], start[1] + size[1]], 0, height).tolist()
     if not len(z) or first >= last:
         return np.zeros(0, np.int64)
-    # Keys of another dtype than the positions would make a copy of all of them; the last voxel fits
-    # where the one behind it may not.
+    # Keys of another dtype than the positions would copy all of them; the last voxel fits into that
+    # dtype even if the one after it does not.
     begins = np.searchsorted(positions, ((z * height + first) * width).astype(positions.dtype))
     ends = np.searchsorted(
         positions, ((z * height + last) * width - 1).astype(positions.dtype), side="right"
     )
-    # Row n of the result is n plus what its stretch begins later in the positions than here.
+    # Row n of the result is n plus the offset of its contiguous part in the positions.
     lengths = ends - begins
     offsets = begins - (np.cumsum(lengths) - lengths)
     return np.repeat(offsets, lengths) + np.arange(int(lengths.sum()))
@@ -243,9 +244,9 @@ def _find_rows(positions: Array, shape: Triple, start: Sequence[int], size: Sequ
 def _locate(
     positions: Array, shape: Triple, start: Sequence[int], size: Sequence[int]
 ) -> tuple[Ints, Bools]:
-    """Return the flat places in a box of the positions that lie in it, and which these are.
+    """Return the flat places in a box of the positions inside it, and a mask of these positions.
 
-    The positions lie in the slices and lines of the box, so that columns alone decide.
+    All positions must be in the slices and lines of the box, so that only columns are compared.
     """
     _, height, width = shape
     line = positions.astype(np.int64) // width
@@ -259,7 +260,7 @@ def _locate(
 
 
 def _are_places(positions: Array, starts: ArrayLike, shape: Triple) -> bool:
-    """Return True if positions ascend from each start on, and lie in a volume."""
+    """Return True if positions ascend from each start on, and are inside a volume."""
     if not len(positions):
         return True
     ascends = positions[1:] > positions[:-1]

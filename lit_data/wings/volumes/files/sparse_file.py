@@ -1,4 +1,4 @@
-"""One sparse volume on disk: a folder of arrays, written in bounded memory and mapped."""
+"""A sparse volume on disk: a folder of arrays, written in bounded memory and mapped."""
 
 import dataclasses
 import math
@@ -39,7 +39,7 @@ from lit_data.wings.volumes.files.sparse import (
 from lit_data.wings.volumes.files.volume import Volume
 
 MAX_OPEN = 64
-"""Volumes that stay mapped; each holds up to seven of a process's thousand descriptors."""
+"""Volumes that stay mapped; each takes up to seven of a process's thousand descriptors."""
 
 
 KIND = "sparse volume"
@@ -55,8 +55,8 @@ class SparseFacts:
     """The facts of one volume.
 
     Args:
-        name: Of the volume.
-        path: Of its source.
+        name: Name of the volume.
+        path: Path of its source.
         shape: (z, y, x).
         spacing_mm: (z, y, x).
         affine: 16 numbers, row by row; None if unknown.
@@ -64,7 +64,8 @@ class SparseFacts:
         high_hu: See ``SparseVolume``.
 
     Raises:
-        ValueError: or TypeError: one of them cannot be.
+        ValueError: A fact is impossible.
+        TypeError: A fact has a wrong type.
     """
 
     name: str
@@ -98,21 +99,21 @@ class SparseFacts:
 
 
 class StoredVolume:
-    """A volume of a store, of which nothing but its `meta.json` is read before it is mapped.
+    """A volume of a store; only its `meta.json` is read until it is mapped.
 
-    Arrays are those of ``SparseVolume``: ``positions``, ``values`` and ``slices``, with labels also
-    ``labels``, ``classes``, ``class_starts`` and ``class_positions``.
+    Arrays are those of ``SparseVolume``: ``positions``, ``values`` and ``slices``, and with labels
+    also ``labels``, ``classes``, ``class_starts`` and ``class_positions``.
 
     Args:
-        path: Its folder.
+        path: Folder of the volume.
 
     Attributes:
-        folder: Its arrays.
-        facts: What is known of it.
+        folder: Arrays of the volume.
+        facts: Facts of the volume.
 
     Raises:
-        StoreError: It cannot be opened.
-        StoreCorruptError: It is damaged, or not of this version.
+        StoreError: The folder cannot be opened.
+        StoreCorruptError: The folder is damaged, or has another version.
     """
 
     def __init__(self, path: PathText) -> None:
@@ -129,7 +130,7 @@ class StoredVolume:
 
     @property
     def array_bytes(self) -> int:
-        """Bytes of its arrays, without the headers of their files."""
+        """Size of the arrays in bytes, without the headers of their files."""
         return sum(facts.nbytes for facts in self.folder.arrays.values())
 
     @property
@@ -138,14 +139,14 @@ class StoredVolume:
         return math.prod(self.facts.shape) * self._descrs["values"].itemsize
 
     def map(self) -> SparseVolume:
-        """Map its arrays as read-only views, which are read when they are used.
+        """Map the arrays as read-only views, which are read on demand.
 
         Raises:
             StoreCorruptError: They are damaged.
         """
         arrays = {name: self.folder.map(name, dtype) for name, dtype in self._descrs.items()}
         facts = self.facts
-        # JSON holds it row by row.
+        # JSON has it row by row.
         affine = None if facts.affine is None else np.array(facts.affine).reshape(4, 4)
         label_index: LabelIndex | None = None
         try:
@@ -172,10 +173,10 @@ class StoredVolume:
             raise corrupt(self.folder.path / META_NAME, str(error)) from error
 
     def _expect(self) -> dict[str, "np.dtype[Any]"]:
-        """Return the dtype of each array that there must be.
+        """Return the dtype of each expected array.
 
         Raises:
-            ValueError: There are others, or they are of another kind.
+            ValueError: There are other arrays, or they are of another kind.
         """
         arrays = self.folder.arrays
         positions_dtype = index_dtype(self.facts.shape)
@@ -198,26 +199,26 @@ class StoredVolume:
 
 
 def make_key(files: SourceTable, name: str, options: IndexOptions) -> str:
-    """Return the SHA-256 over the state of a volume's files, the options and the layout version."""
+    """Return the SHA-256 of the state of a volume's files, the options and the layout version."""
     return files.digest(str(VERSION), options.fingerprint(), name)
 
 
 def write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> None:
-    """Index a volume and publish its folder; killed before, it leaves nothing under that name.
+    """Index a volume and publish its folder; if killed earlier, it leaves nothing under that name.
 
     Args:
         source: The dense volume.
         target: The folder, inside an existing one; its stem is the volume's key.
-        options: Which voxels are occupied.
+        options: Options that determine which voxels are occupied.
 
     Raises:
-        DataError: the volume or its labels are bad.
-        StoreError: or one of its kinds: the folder cannot be written.
+        DataError: The volume or its labels are bad.
+        StoreError: The folder cannot be written; may be one of its subclasses.
     """
     with explain_errors(target.parent, 0), temp_folder(target.parent) as temp, ExitStack() as stack:
         dense, dense_labels = stack.enter_context(open_with_labels(source, options))
         volume, labels = bring_to(options.resolution, dense, dense_labels, options.low_hu)
-        # Beside it lie the spools, which are not published.
+        # The spools are beside it and are not published.
         (temp / "volume").mkdir()
         writer = ArrayWriter(temp / "volume")
         spools = []
@@ -239,9 +240,9 @@ def write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> N
 
 
 class Spool:
-    """Arrays one behind the other in a file, until their dtype or order is known.
+    """Consecutive arrays in a file, kept there until their dtype or order is known.
 
-    So they need no memory, however many voxels are occupied.
+    They need no memory, however many voxels are occupied.
     """
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -249,7 +250,7 @@ class Spool:
         self._nbytes = 0
 
     def append(self, array: Array) -> tuple[int, int]:
-        """Write an array; return the byte at which it begins and that at which it ends."""
+        """Write an array; return the bytes at which it begins and ends."""
         write_all(self._stream.fileno(), np.ascontiguousarray(array).data.cast("B"))
         self._nbytes += array.nbytes
         return self._nbytes - array.nbytes, self._nbytes
@@ -257,10 +258,10 @@ class Spool:
     def read(
         self, dtype: "np.dtype[Any]", begin: int = 0, end: int | None = None
     ) -> Iterator[Array]:
-        """Yield the values of a stretch in parts of ``COPY_BYTES``."""
+        """Yield the values of a byte range in chunks of ``COPY_BYTES``."""
         stop = self._nbytes if end is None else end
         for start in range(begin, stop, COPY_BYTES):
-            # Without moving the end that `append` writes at.
+            # Without moving the end, where `append` writes.
             raw = os.pread(self._stream.fileno(), min(COPY_BYTES, stop - start), start)
             yield np.frombuffer(raw, dtype)
 
@@ -275,11 +276,11 @@ def _write_arrays(
     """Read the volume once and write the arrays of its occupied voxels.
 
     Args:
-        writer: Takes the arrays.
-        volume: At the resolution of the options.
-        labels: Of it; None without.
-        options: Which voxels are occupied.
-        spools: Three of them, empty.
+        writer: Receives the arrays.
+        volume: Volume at the resolution of the options.
+        labels: Labels of the volume; None without.
+        options: Options that determine which voxels are occupied.
+        spools: Three empty spools.
     """
     values, voxel_labels, classes = spools
     collector = None if labels is None else LabelCollector(volume.shape, classes.append)
@@ -293,9 +294,10 @@ def _write_arrays(
             counts.append(slab.counts)
             stream.append(slab.positions)
             values.append(slab.values)
-            # Empty arrays without labels.
+            # The labels are empty arrays if there are none.
             voxel_labels.append(slab.labels)
-    # The values wait for the last slab, which alone can say whether all are whole numbers.
+    # The values wait for the last slab, because only then it is known whether all are whole
+    # numbers.
     writer.add("slices", np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64))
     values_dtype = np.dtype(np.int16) if is_int16 else slab_dtype
     writer.join("values", values_dtype, values.read(slab_dtype))
@@ -312,5 +314,5 @@ def _write_arrays(
 
 def _is_finite(number: object) -> bool:
     """Return True if a value of a JSON text is a finite number."""
-    # Compared, as a whole number of JSON may be too large for a float.
+    # Compared, because a whole number of JSON may be too large for a float.
     return isinstance(number, int | float) and abs(number) <= sys.float_info.max

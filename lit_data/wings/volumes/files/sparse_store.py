@@ -40,25 +40,25 @@ from lit_inspect.counts import counted, counted_of
 log = logging.getLogger(__name__)
 
 _WAIT_S = 3600.0
-"""For another process that builds in the same folder."""
+"""Time to wait for another process that builds in the same folder."""
 
 SkippedVolumes = tuple[tuple[str, str], ...]
-"""(path, what is wrong) of each volume that was left out."""
+"""(path, fault) of each skipped volume."""
 
 Write = Callable[[VolumeSource, Path, IndexOptions], None]
-"""Indexes a volume into a new folder, as `write_volume` does."""
+"""Function that indexes a volume into a new folder, as `write_volume` does."""
 
 
 class SparseStore(VolumeBank):
-    """Sparse volumes by number, as read-only views of memory maps; made by ``build``.
+    """Numbered sparse volumes as read-only views of memory maps; made by ``build``.
 
-    On disk it is a folder with one of arrays per volume (see ``sparse_file``), named by its key.
-    They are published whole and never changed; a build that was killed goes on where it was. A
-    store pickles as its paths alone.
+    On disk, it is a folder with a folder of arrays for each volume (see ``sparse_file``), named by
+    the volume's key. These are published complete and never changed; a killed build resumes where
+    it stopped. A store is pickled as its paths only.
 
     Args:
         paths: Folder of each volume.
-        skipped: (path, what is wrong) of each volume that was left out.
+        skipped: (path, fault) of each skipped volume.
     """
 
     def __init__(self, paths: Sequence[Path], skipped: SkippedVolumes = ()) -> None:
@@ -72,7 +72,7 @@ class SparseStore(VolumeBank):
         self._array_bytes: Ints = np.array(array_bytes, np.int64)
         self.nbytes = sum(array_bytes)
         self.dense_bytes = sum(volume.dense_bytes for volume in self._volumes)
-        # Each mapped volume holds descriptors, of which a process has few.
+        # Each mapped volume takes descriptors, of which a process has few.
         self._mapped: LruCache[Path, SparseVolume] = LruCache(max_items=MAX_OPEN)
 
     @classmethod
@@ -86,24 +86,24 @@ class SparseStore(VolumeBank):
         on_bad: OnBad = "error",
         progress: bool = True,
     ) -> Self:
-        """Open the store of these volumes, indexing first those that have no file yet.
+        """Open the store of these volumes, after indexing those that have not been indexed.
 
         Args:
             sources: The volumes, at least one.
-            folder: Holds the stores of one dataset, each in a folder named by its options.
-            options: Which voxels are occupied.
-            processes: That index at the same time; 1 works in this one.
-            on_bad: ``error`` raises one error that lists all bad volumes, ``skip`` leaves them out
-                and lists them.
-            progress: Show a bar on work that takes longer than two seconds, and the sizes.
+            folder: Folder of the stores of one dataset, each in a subfolder named by its options.
+            options: Options that determine which voxels are occupied.
+            processes: Processes that index at the same time; 1 works in this process.
+            on_bad: ``error`` raises one error that lists all bad volumes, ``skip`` skips and lists
+                them.
+            progress: Show a bar for work that takes longer than two seconds, and log the sizes.
 
         Raises:
-            DataError: volumes are bad, and are not to be skipped or none is left.
-            StoreSpaceError: the disk has no room.
-            StoreBusyError: another process still builds after an hour.
-            StoreCorruptError: a file exists and is damaged.
-            StoreError: the folder cannot be read or written.
-            WorkerDiedError: a process died.
+            DataError: Volumes are bad, and are not to be skipped, or none is left.
+            StoreSpaceError: The disk is full.
+            StoreBusyError: Another process is still building after an hour.
+            StoreCorruptError: A file exists and is damaged.
+            StoreError: The folder cannot be read or written.
+            WorkerDiedError: A process was killed.
         """
         # Other options make another store beside this one.
         digest = hashlib.sha256(options.fingerprint().encode()).hexdigest()
@@ -130,7 +130,7 @@ class SparseStore(VolumeBank):
         """Map one volume; nothing is read before it is used.
 
         Raises:
-            StoreCorruptError: its file is damaged.
+            StoreCorruptError: A file of the volume is damaged.
         """
         path = self.paths[operator.index(index)]
         return self._mapped.get_or_load(path, lambda: StoredVolume(path).map())
@@ -169,7 +169,7 @@ class SparseStore(VolumeBank):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Build:
-    """Index of the volumes that have none yet; see ``SparseStore.build``."""
+    """Indexing of the volumes that have no index yet; see ``SparseStore.build``."""
 
     sources: Sequence[VolumeSource]
     folder: Path
@@ -181,7 +181,7 @@ class _Build:
         """Return the folders of the good volumes in their order, and the bad volumes."""
         targets = [self._find_target(source) for source in self.sources]
         faults: dict[int, str] = {}
-        # A whole store is opened without its lock: it may be read-only.
+        # A complete store is opened without its lock, because it may be read-only.
         if not _are_there(targets):
             with explain_errors(self.folder, 0):
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -190,7 +190,7 @@ class _Build:
                     try:
                         faults = self._write_missing(targets)
                     finally:
-                        sweep(self.folder)  # of processes that died in the middle of their work
+                        sweep(self.folder)  # of processes that were killed during their work
                     self._remove_stale(targets)
         skipped = []
         for number, fault in sorted(faults.items()):
@@ -200,18 +200,18 @@ class _Build:
         return paths, tuple(skipped)
 
     def _find_target(self, source: VolumeSource) -> Path:
-        """Return the folder that a volume is, or will be, indexed into."""
+        """Return the folder of a volume's index, which may not exist yet."""
         files = list_sources([ImageSource(source.all_files)], progress=False)
         return self.folder / f"{make_key(files, source.name, self.options)}{SUFFIX}"
 
     def _write_missing(self, targets: Sequence[Path]) -> dict[int, str]:
-        """Return number and fault of each bad volume."""
+        """Index missing volumes; return the fault of each bad one by its number."""
         missing = [number for number, target in enumerate(targets) if not target.exists()]
         processes = max(1, min(self.processes, len(missing)))
         file_bytes = 0
         for number in missing:
             for path in self.sources[number].all_files:
-                with suppress(OSError):  # it is bad, which is said when it is read
+                with suppress(OSError):  # it is bad, which is reported when it is read
                     file_bytes += Path(path).stat().st_size
         task = f"indexing {decimal(file_bytes)}"
         if self.progress and missing:
@@ -241,13 +241,13 @@ class _Build:
         return faults
 
     def _remove_stale(self, targets: Sequence[Path]) -> None:
-        """Remove folders of volumes whose files changed since; whoever has one mapped reads on."""
+        """Remove folders of volumes whose files have changed; processes that map one can still read it."""
         current_targets = set(targets)
         known_volumes = {(source.name, source.path) for source in self.sources}
         for path in self.folder.glob(f"*{SUFFIX}"):
             if path in current_targets:
                 continue
-            # One that cannot be read, or that another process removes just now, is left alone.
+            # A folder that cannot be read, or that another process is removing, is left alone.
             with suppress(StoreError, OSError):
                 facts = StoredVolume(path).facts
                 if (facts.name, facts.path) in known_volumes:
@@ -257,18 +257,18 @@ class _Build:
 
 @contextmanager
 def open_writer(processes: int) -> Iterator[Write]:
-    """Give a function that indexes a volume, in this process or in one of several others.
+    """Yield a function that indexes a volume, in this process or in one of several others.
 
-    Call it from as many threads as there are processes; these end with the block, and within a
-    second of the death of this process.
+    Call it from as many threads as there are processes. These end with the block, or within a
+    second after this process is killed.
 
     Args:
-        processes: 1 starts none.
+        processes: Number of processes; 1 starts none.
     """
     if processes == 1:
         yield write_volume
         return
-    # A child that waits for tasks holds both ends of their pipe, and so never sees its end.
+    # A child that waits for tasks holds both ends of their pipe, so it never sees the end.
     with ProcessPoolExecutor(processes, initializer=watch_parent) as pool:
 
         def write(source: VolumeSource, target: Path, options: IndexOptions) -> None:
@@ -288,7 +288,7 @@ def _write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> 
     """Index a volume in a process of the pool.
 
     Raises:
-        DataError: it is bad, or one slab of it does not fit into memory.
+        DataError: The volume is bad, or a slab of it does not fit into memory.
     """
     try:
         write_volume(source, target, options)

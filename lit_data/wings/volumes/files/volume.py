@@ -1,4 +1,4 @@
-"""A dense volume that is read slab by slab, whatever it is stored in."""
+"""Dense volumes that are read slab by slab, in any format."""
 
 import importlib
 import math
@@ -16,43 +16,43 @@ from lit_inspect.counts import counted
 
 MAX_SLICE_BYTES = 2**30
 SLAB_BYTES = 2 * 2**20
-"""Of a slab: it stays in the cache of a core while it is compared."""
+"""Size of a slab, which stays in the cache of a core while it is compared."""
 
 FREE_BYTES = 2**30
-"""Size up to which a volume may be packed at will: empty masks shrink to a thousandth."""
+"""Size up to which any compression ratio is allowed: empty masks shrink to a thousandth."""
 MAX_RATIO = 200
-"""Largest unpacked by packed size of what is larger; air packs to about a hundredth."""
+"""Maximum compression ratio of larger volumes; air shrinks to about a hundredth."""
 MAX_REST_BYTES = 2**24
-"""Behind the last voxel: padding."""
+"""Maximum number of bytes after the last voxel, which are padding."""
 
 
 class SliceReader(Protocol):
-    """Stored numbers of a file by slices."""
+    """Reads stored numbers of a file by slices."""
 
     @property
     def shape(self) -> Triple:
         """Slices, rows, columns."""
 
     def read(self, begin: int, end: int) -> Array:
-        """Slices ``begin`` to ``end``: [n, y, x] as stored."""
+        """Return slices ``begin`` to ``end`` as stored: [n, y, x]."""
 
     def close(self) -> None:
         """Close the files."""
 
 
 class Volume:
-    """Hounsfield units of one volume, read in slabs: from a file, or resampled.
+    """Hounsfield units of one volume, read in slabs, from a file or resampled.
 
     Args:
-        name: Of the file, for messages.
+        name: Name of the file, for messages.
         shape: (z, y, x).
-        dtype: Of the Hounsfield units: bool, uint8, int16 or float32.
+        dtype: Dtype of the Hounsfield units: bool, uint8, int16 or float32.
         spacing_mm: (z, y, x) distance of neighboring voxels.
         affine: [4, 4] from voxel numbers in the order (x, y, z) to mm (right, anterior, superior);
             None if unknown.
 
     Raises:
-        DataError: no voxels, slices of more than 1 GiB, or a spacing that is not above 0.
+        DataError: There are no voxels, a slice exceeds 1 GiB, or a spacing is not above 0.
     """
 
     def __init__(
@@ -97,16 +97,16 @@ class Volume:
 
     @property
     def work_bytes(self) -> int:
-        """Bytes that reading one slice takes."""
+        """Memory in bytes that reading one slice takes."""
         return self.slice_bytes
 
     def read(self, begin: int, end: int) -> Array:
         """Read slices ``begin`` to ``end``: [n, y, x] Hounsfield units of ``dtype``.
 
-        It is fastest from the first slice to the last.
+        Reading is fastest from the first slice to the last.
 
         Raises:
-            DataError: the file is damaged, or has NaN or infinite voxels that nothing replaces.
+            DataError: The file is damaged, or has NaN or infinite voxels that nothing replaces.
         """
         raise NotImplementedError
 
@@ -114,19 +114,19 @@ class Volume:
         """Close the files."""
 
     def slabs(self) -> Iterator[tuple[int, int]]:
-        """Yield first slice and end of each slab: within ``SLAB_BYTES``, but at least one slice."""
+        """Yield start and end of each slab, within ``SLAB_BYTES``, but at least one slice."""
         count = max(1, SLAB_BYTES // max(self.work_bytes, 1))
         for begin in range(0, self.shape[0], count):
             yield begin, min(begin + count, self.shape[0])
 
 
 class FileVolume(Volume):
-    """A volume as its file holds it.
+    """A volume as stored in its file.
 
     Args:
         name: Path, for messages.
         reader: Reads stored numbers.
-        scale: Makes Hounsfield units of them.
+        scale: Converts them to Hounsfield units.
         spacing_mm: See ``Volume``.
         affine: See ``Volume``.
         nan_fill: Replaces NaN and infinite voxels; None makes them an error.
@@ -163,14 +163,15 @@ class FileVolume(Volume):
         """Replace NaN and infinite voxels of a slab.
 
         Raises:
-            DataError: There are some and nothing replaces them; counts those of the whole volume.
+            DataError: There are some and nothing replaces them; the message counts those of the
+                whole volume.
         """
         is_finite = np.isfinite(slab)
         if is_finite.all():
             return slab
         if self._nan_fill is not None:
             return np.where(is_finite, slab, np.float32(self._nan_fill))
-        # argmin of booleans is the first that is False.
+        # argmin of booleans is the first False.
         z, y, x = np.unravel_index(int(is_finite.argmin()), slab.shape)
         count = slab.size - int(is_finite.sum()) + self._count_rest(begin + len(slab))
         raise DataError(
@@ -179,9 +180,9 @@ class FileVolume(Volume):
         )
 
     def _count_rest(self, begin: int) -> int:
-        """Return the number of NaN and infinite voxels from a slice on."""
+        """Return the number of NaN and infinite voxels from slice `begin` on."""
         count = 0
-        with suppress(DataError):  # the rest is damaged: what was found is enough for a message
+        with suppress(DataError):  # the rest is damaged: the count so far is enough for a message
             for first, last in self.slabs():
                 if last > begin:
                     slab = self._scale.apply(self._reader.read(max(first, begin), last))
@@ -201,7 +202,7 @@ class ArraySlices:
         return self._array[begin:end]
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing, because nothing is open."""
 
 
 def wrap_array(
@@ -212,17 +213,17 @@ def wrap_array(
     affine: Array | None = None,
     nan_fill: float | None = None,
 ) -> Volume:
-    """Read an array in memory as a volume.
+    """Wrap an array in memory as a volume.
 
     Args:
         array: [z, y, x] Hounsfield units, or a mask.
-        name: For messages.
+        name: Name for messages.
         spacing_mm: (z, y, x).
         affine: See ``Volume``.
         nan_fill: Replaces NaN and infinite voxels; None makes them an error.
 
     Raises:
-        DataError: not three axes, or a dtype that holds no Hounsfield units.
+        DataError: The array does not have three axes, or its dtype holds no Hounsfield units.
     """
     scale = StoredScale(array.dtype)
     return FileVolume(
@@ -231,10 +232,10 @@ def wrap_array(
 
 
 def import_medical(name: Literal["nibabel", "pydicom"]) -> Any:  # noqa: ANN401 - a module without types
-    """Import one of them.
+    """Import nibabel or pydicom.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: It is not installed.
     """
     try:
         return importlib.import_module(name)
@@ -248,7 +249,7 @@ def check_unpacked(packed_bytes: int, unpacked_bytes: int) -> None:
     """Refuse a small file that unpacks to a large volume, before and while it is unpacked.
 
     Raises:
-        DataError: more than ``FREE_BYTES`` and ``MAX_RATIO`` times the packed size.
+        DataError: The unpacked size exceeds ``FREE_BYTES`` and ``MAX_RATIO`` times the packed size.
     """
     if unpacked_bytes > max(FREE_BYTES, packed_bytes * MAX_RATIO):
         raise DataError(
@@ -259,14 +260,15 @@ def check_unpacked(packed_bytes: int, unpacked_bytes: int) -> None:
 
 
 class StreamSlices:
-    """Slices that lie one behind the other in a stream.
+    """Consecutive slices in a stream.
 
     Args:
-        stream: Readable and seekable; seeking back may be slow, forward it is not needed.
-        offset: Where the first slice begins.
+        stream: Readable and seekable stream; seeking back may be slow, reading forward needs no
+            seek.
+        offset: Byte at which the first slice begins.
         shape: (z, y, x).
-        dtype: As stored.
-        close: Closes the stream and what it lies in.
+        dtype: Stored dtype.
+        close: Closes the stream and the file that contains it.
     """
 
     def __init__(
@@ -278,13 +280,13 @@ class StreamSlices:
         close: Callable[[], None],
     ) -> None:
         self._stream, self._offset, self._dtype, self._close = stream, offset, dtype, close
-        self._next_slice = -1  # at which the stream stands; -1: nobody knows
+        self._next_slice = -1  # position of the stream; -1: unknown
         self.shape = shape
 
     def read(self, begin: int, end: int) -> Array:
-        """Read slices ``begin`` to ``end``; behind the last one a checksum is compared."""
+        """Read slices ``begin`` to ``end``; after the last slice, the checksum is compared."""
         slab = np.empty((end - begin, *self.shape[1:]), self._dtype)
-        # Seeking in a packed stream unpacks all before it again.
+        # Seeking in a packed stream unpacks everything before again.
         if begin != self._next_slice:
             self._stream.seek(self._offset + begin * slab[0].nbytes)
         self._next_slice = -1  # until all has been read
@@ -299,7 +301,7 @@ class StreamSlices:
         self._close()
 
     def _finish(self) -> None:
-        """Read to the end of the stream, where it has its checksum."""
+        """Read to the end of the stream, where its checksum is."""
         self._next_slice = -1
         rest_bytes = 0
         while chunk := self._stream.read(2**16):
@@ -311,13 +313,13 @@ class StreamSlices:
                 )
 
     def _fill(self, rest: memoryview, begin: int) -> None:
-        """Fill a slab, whatever pieces the stream gives."""
+        """Fill a slab from the stream, which may return any number of bytes at once."""
         size_bytes = len(rest)
         while rest:
             chunk = self._stream.read(min(len(rest), 2**20))
             if not chunk:
                 missing = f"{len(rest)} of {size_bytes} bytes are missing from slice {begin} on"
                 raise DataError(f"truncated: {missing}; copy or download the file again")
-            # Straight into the slab, without a second copy.
+            # Directly into the slab, without a second copy.
             rest[: len(chunk)] = chunk
             rest = rest[len(chunk) :]

@@ -1,4 +1,4 @@
-"""Volumes as files: NIfTI where their place is known, else arrays."""
+"""Writers of volumes: NIfTI if their position is known, otherwise arrays."""
 
 import gzip
 from pathlib import Path
@@ -12,17 +12,17 @@ from lit_inspect.files import fit_name
 
 
 def write_volume(folder: Path, name: str, volume: Array, affine: Array | None) -> Path:
-    """Write a volume, whole or not at all; return the path of the file.
+    """Write a volume, completely or not at all; return the path of the file.
 
     Args:
-        folder: Which is made.
-        name: Of the volume.
+        folder: Output folder, created if missing.
+        name: Name of the volume.
         volume: [z, y, x].
         affine: [4, 4] from (x, y, z) voxel numbers to mm; None writes a ``.npy`` file.
 
     Raises:
         ConfigError: nibabel is not installed.
-        StoreError: It cannot be written.
+        StoreError: The file cannot be written.
     """
     path = folder / fit_name(name, ".npy" if affine is None else ".nii.gz")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def write_volume(folder: Path, name: str, volume: Array, affine: Array | None) -
 
 
 def pack_nifti(volume: Array, affine: Array) -> bytes:
-    """Return the bytes of a ``.nii.gz`` file; for args and errors see `write_volume`."""
+    """Return the bytes of a ``.nii.gz`` file; arguments and errors are those of `write_volume`."""
     nibabel = import_medical("nibabel")
     image = nibabel.Nifti1Image(volume.T, affine)
     image.header.set_xyzt_units("mm")

@@ -1,4 +1,4 @@
-"""Sparse voxels, reconstructed."""
+"""Reconstruction of sparse voxels."""
 
 from lit_data.wings.volumes.voxel.blocks import VectorQuantiser
 from lit_data.wings.volumes.voxel.module import VoxelModule

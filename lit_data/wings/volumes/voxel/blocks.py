@@ -1,4 +1,4 @@
-"""Parts of `PointVoxelNet`: points into a grid, a grid to latents and back, codes, and interpolation."""
+"""Parts of `PointVoxelNet`: points to a grid, the grid to latents and back, codes, and interpolation."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -19,16 +19,16 @@ _SPREAD = 2654435761
 
 
 class PointScatter(nn.Module):
-    """Each point alone through a small perceptron, then the mean over the points of each cell.
+    """A small perceptron on each point, then the mean over the points of each cell.
 
-    Two of the channels are no means: whether there is a point in it, and the share of its voxels
-    that are occupied. Points go through in chunks, and in training each chunk is worked out again
-    in the backward pass, so that memory does not grow with their number but for the points
-    themselves.
+    Two of the channels are not means: one marks cells with a point, the other is the fraction of
+    the cell's voxels that are occupied. Points are processed in chunks. In training each chunk
+    is computed again in the backward pass, so that only the memory of the points themselves
+    grows with their number.
 
     Args:
         channels: Columns of the points' features.
-        width: Channels in all, at least 3.
+        width: Total number of channels, at least 3.
         grid: Cells along an axis.
         chunk: Points at once.
     """
@@ -44,9 +44,10 @@ class PointScatter(nn.Module):
 
     @override
     def forward(self, points: Points) -> Tensor:
-        """[B, width, G, G, G]."""
+        """Return the features of the cells: [B, width, G, G, G]."""
         volumes, grid = len(points.shapes), self.grid
-        # Sums and counts in float32 whatever the precision: half precision ends at 2048 points.
+        # Sums and counts in float32 at any precision: half precision cannot count beyond 2048
+        # points.
         sums = points.feats.new_zeros(volumes * grid**3, self.means)
         counts = points.feats.new_zeros(volumes * grid**3)
         for start in range(0, len(points.rows), self.chunk):
@@ -56,7 +57,7 @@ class PointScatter(nn.Module):
             cells = flat_cells(rows, find_cells(places, shapes, grid), grid)
             inputs = torch.cat((feats, find_offsets(places, shapes, grid)), dim=1)
             if torch.is_grad_enabled() and len(points.rows) > self.chunk:
-                # The layers draw nothing, so the state of the generators need not be kept.
+                # The layers use no random numbers, so the state of the generators need not be kept.
                 outputs = checkpoint(
                     self.layers, inputs, use_reentrant=False, preserve_rng_state=False
                 )
@@ -65,7 +66,7 @@ class PointScatter(nn.Module):
             sums = sums.index_add(0, cells, outputs.float())
             counts = counts.index_add(0, cells, torch.ones_like(cells, dtype=counts.dtype))
         means = sums / counts.clamp(min=1)[:, None]
-        # Voxels of a cell that could be points, where points are a subset of the occupied ones.
+        # Voxels of a cell that could be points, if points are a subset of the occupied ones.
         voxels = points.shapes.prod(1) / grid**3 * points.kept_share()
         filled = (counts.view(volumes, -1) / voxels[:, None]).flatten()
         cells = torch.cat((means, filled[:, None], (counts > 0).float()[:, None]), dim=1)
@@ -73,7 +74,7 @@ class PointScatter(nn.Module):
 
 
 class VoxelResidual(nn.Module):
-    """Two convolutions added to their input; normalized within each volume, so none depends on its batch."""
+    """Two convolutions added to their input, normalized within each volume, so independent of the batch."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -93,7 +94,7 @@ class VoxelResidual(nn.Module):
 
 
 def make_encoder(width: int, *, levels: int, latent: int) -> nn.Sequential:
-    """[B, width, G, G, G] to [B, latent, g, g, g] with g = G / 2^levels; each level doubles the channels."""
+    """Map [B, width, G, G, G] to [B, latent, g, g, g], g = G / 2^levels; each level doubles the channels."""
     layers: list[nn.Module] = [nn.Conv3d(width, width, 3, padding=1)]
     for level in range(levels):
         layers += [
@@ -110,7 +111,7 @@ def make_encoder(width: int, *, levels: int, latent: int) -> nn.Sequential:
 
 
 def make_decoder(latent: int, width: int, *, levels: int) -> nn.Sequential:
-    """[B, latent, g, g, g] to [B, width, G, G, G]."""
+    """Map [B, latent, g, g, g] to [B, width, G, G, G]."""
     layers: list[nn.Module] = [nn.Conv3d(latent, width << levels, 3, padding=1)]
     for level in reversed(range(levels)):
         layers += [
@@ -122,13 +123,13 @@ def make_decoder(latent: int, width: int, *, levels: int) -> nn.Sequential:
 
 
 def flat_cells(rows: Tensor, cells: Tensor, grid: int) -> Tensor:
-    """[...] int64: number of each cell among those of all volumes, from [...] rows and [..., 3] cells (z, y, x)."""
+    """Return the number of each cell among those of all volumes, from rows [...] and cells [..., 3]: [...] int64."""
     z, y, x = cells.unbind(-1)
     return ((rows * grid + z) * grid + y) * grid + x
 
 
 def find_offsets(places: Tensor, shapes: Tensor, grid: int) -> Tensor:
-    """[..., 3] float32 in -1..1: where in its cell the center of a voxel lies."""
+    """Return the position of a voxel's center in its cell: [..., 3] float32 in -1..1."""
     return ((2 * places + 1) * grid % (2 * shapes)).float() / shapes - 1
 
 
@@ -137,21 +138,21 @@ def read_between(
 ) -> Tensor:
     """Interpolate features of a grid at voxels.
 
-    Linear between the centers of the eight cells around, constant beyond the last.
-
-    One weighted gather, because the gradient of `grid_sample` has no deterministic kernel on a GPU.
+    Interpolation is linear between the centers of the eight surrounding cells, and constant beyond
+    the outermost ones. It is one weighted gather, because the gradient of `grid_sample` has no
+    deterministic kernel on a GPU.
 
     Args:
         features: [B * G^3, C] float32, of the cells of all volumes in the order (row, z, y, x).
-        rows: [Q] int64.
+        rows: [Q] int64 volume of each voxel.
         places: [Q, 3] int64 (z, y, x).
-        shapes: [Q, 3] int64, of the volume of each.
+        shapes: [Q, 3] int64 shape of the volume of each voxel.
         grid: G.
 
     Returns:
         [Q, C] float32.
     """
-    # In cells from the centre of the first one.
+    # In cells, from the center of the first one.
     position = ((places + 0.5) * grid / shapes - 0.5).clamp(0, grid - 1)
     low = position.long().clamp(max=max(grid - 2, 0))
     share = position - low  # weight of the farther cell along each axis
@@ -167,7 +168,7 @@ def read_between(
 def _find_corners(
     rows: Tensor, low: Tensor, share: Tensor, grid: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Cell and weight of each of the eight corners."""
+    """Yield cell and weight of each of the eight corners."""
     first, steps = flat_cells(rows, low, grid), (grid * grid, grid, 1)
     sides = [(1 - share[:, axis], share[:, axis]) for axis in range(3)]
     for corner in range(8):
@@ -177,11 +178,11 @@ def _find_corners(
 
 
 class Quantised(NamedTuple):
-    """Latents after quantising.
+    """Latents after quantization.
 
     Attributes:
-        latents: [M, D] float32: codes in value, while gradients pass straight to what came in.
-        codes: [M] int64: which code.
+        latents: [M, D] float32: the values of codes, while gradients pass straight to the inputs.
+        codes: [M] int64 number of each code.
         misses: [M] float32: mean squared distance to the code, whose gradient pulls latents to
             their codes.
     """
@@ -194,18 +195,18 @@ class Quantised(NamedTuple):
 class VectorQuantiser(nn.Module):
     """Codebook that follows the latents as a running mean.
 
-    van den Oord et al., NeurIPS 2017, appendix A.1.
+    It is that of van den Oord et al., NeurIPS 2017, appendix A.1.
 
-    In training `forward` only counts; `update`, once after each step, moves the codes. So the
-    pieces of a batch that is worked off in several count together, and ranks meet once a step,
-    whatever each of them did in it. A code that is used less than `restart_share` of what it would
-    be if all were used alike starts again at a latent of the last batch; so do all codes at the
-    first update. All state lies in buffers, and nothing draws from torch's generators.
+    In training `forward` only counts; `update`, called once after each step, moves the codes. So
+    the micro-batches of a batch count together, and ranks communicate once a step, whatever each of
+    them did in it. A code used less than `restart_share` of the mean use restarts at a latent of
+    the last batch; so do all codes at the first update. All state is in buffers, and nothing uses
+    torch's random generators.
 
     Args:
         codes: Size of the codebook.
         width: Length of a code.
-        decay: Of the running mean, per step.
+        decay: Decay of the running mean per step.
         restart_share: See above; 0 never restarts a code that was used once.
 
     Raises:
@@ -246,7 +247,7 @@ class VectorQuantiser(nn.Module):
         """
         with torch.autocast(latents.device.type, enabled=False):
             latents = latents.float()
-            # |latent - code|^2 but for |latent|^2, which is the same for all codes.
+            # |latent - code|^2 without |latent|^2, which is the same for all codes.
             near = torch.addmm(
                 self.codebook.square().sum(1), latents.detach(), self.codebook.T, alpha=-2
             )
@@ -260,7 +261,7 @@ class VectorQuantiser(nn.Module):
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move the codes to what was counted since the last call; on several ranks, to what all counted."""
+        """Move the codes to what was counted since the last call, on all ranks together."""
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(self.seen_sizes)
             dist.all_reduce(self.seen_sums)
@@ -268,7 +269,7 @@ class VectorQuantiser(nn.Module):
         self.sizes.lerp_(self.seen_sizes, 1 - self.decay)
         self.sums.lerp_(self.seen_sums, 1 - self.decay)
         usual = self.seen_sizes.sum() / self.codes
-        # Without anything counted `usual` is 0, and no code is below it.
+        # If nothing was counted, `usual` is 0, and no code is below it.
         unused = (self.sizes < self.restart_share * usual) | ((self.sizes == 0) & (usual > 0))
         self.sizes.copy_(torch.where(unused, usual, self.sizes))
         self.sums.copy_(torch.where(unused[:, None], self.candidates * usual, self.sums))
@@ -280,8 +281,7 @@ class VectorQuantiser(nn.Module):
 
     @torch.no_grad()
     def _count(self, latents: Tensor, codes: Tensor) -> None:
-        # A step whose loss overflows is skipped by the gradient scaler; here it must not count
-        # either.
+        # A step whose loss overflows is skipped by the gradient scaler, so it must not count here.
         finite = latents.isfinite().all(1)
         latents = latents.nan_to_num(0.0, 0.0, 0.0)
         self.seen_sizes.index_add_(0, codes, finite.float())

@@ -1,4 +1,4 @@
-"""`VoxelModule`: learn to write volumes again from a few numbers."""
+"""`VoxelModule`: learns to reconstruct volumes from a few numbers."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,37 +30,37 @@ _EXACT = 1e-12  # of a squared error: 120 dB
 class VoxelModule(ScoredModule):
     """An autoencoder of occupied voxels, its losses, and scores of whole volumes.
 
-    Takes batches with ``coords`` [N, 4] int (row, z, y, x), ``feats`` [N, C] float32 whose column 0
-    is the value in 0..1, ``shape`` [B, 3] and ``index`` [B]; see `read_points` for ``coords_count``
-    and ``occupied_total``.
+    It takes batches with ``coords`` [N, 4] int (row, z, y, x), ``feats`` [N, C] float32 whose
+    column 0 is the value in 0..1, ``shape`` [B, 3] and ``index`` [B]; see `read_points` for
+    ``coords_count`` and ``occupied_total``.
 
-    Logs ``train/loss`` in each step, ``val/loss`` in training, and after validation and test, with
-    ``val/`` or ``test/`` before it:
+    It logs ``train/loss`` in each step, ``val/loss`` in training, and after validation and test,
+    prefixed with ``val/`` or ``test/``:
 
-    - ``iou``, ``f1``: of occupancy in whole volumes, see `VoxelScores`. Predicted are voxels above
-      `threshold` in cells above `cell_threshold`. Every voxel of these cells is asked for, up to
-      `score_voxels` for a batch; of more, an even choice, scaled up. Where points are a subset, so
-      is what is found of them.
+    - ``iou``, ``f1``: of occupancy in whole volumes, see `VoxelScores`. Predicted voxels are above
+      `threshold`, in cells above `cell_threshold`. Every voxel of these cells is predicted, up to
+      `score_voxels` for a batch; of more, an evenly spread subset is predicted and scaled up. If
+      points are a subset, the hits among them are scaled up too.
     - ``value_mae``, ``psnr``: of the values at the points;
-    - ``perplexity``: codes in use, where there is a quantiser.
+    - ``perplexity``: number of codes in use, if there is a quantizer.
 
-    `load_from_checkpoint(path, net=PointVoxelNet())` restores the plain arguments; net, optimizer
-    and queries are given again.
+    `load_from_checkpoint(path, net=PointVoxelNet())` restores the plain arguments; pass net,
+    optimizer and queries again.
 
     Args:
         net: The autoencoder.
         optimizer: Makes the optimizer from the parameters; AdamW by default.
         schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the
             optimizer has it.
-        seed: Draws the places that are asked for in training, see `draw_queries`.
-        queries: How many places.
+        seed: Seed of the places queried in training, see `draw_queries`.
+        queries: Numbers of places.
         value_weight: Weight of the values in the loss.
         cell_weight: Weight of the cells' occupancy.
         code_weight: Weight of the distance between latents and codes (commitment).
-        threshold: Predicted voxels are occupied with a higher probability.
-        cell_threshold: Cells with a lower probability of holding anything are not looked into.
-        query_chunk: Voxels that are asked for at once in evaluation and prediction.
-        score_voxels: See above.
+        threshold: Voxels with a higher probability are predicted as occupied.
+        cell_threshold: Cells with a lower probability of containing anything are skipped.
+        query_chunk: Voxels queried at once in evaluation and prediction.
+        score_voxels: Maximum number of voxels of a batch to score volumes by.
 
     Raises:
         ConfigError: The schedule is unknown, or a number is out of range.
@@ -107,7 +107,7 @@ class VoxelModule(ScoredModule):
 
     @override
     def setup(self, stage: str) -> None:
-        """Refuse weights of another dtype: places of voxels would be rounded."""
+        """Refuse weights of another dtype, which would round places of voxels."""
         refuse_true_precision(self)
 
     @override
@@ -122,12 +122,12 @@ class VoxelModule(ScoredModule):
         return self._compare(self(points), points, batch["index"], epoch=self.current_epoch)
 
     def _compare(self, field: Field, points: Points, index: Tensor, *, epoch: int) -> Tensor:
-        """Return the loss of what the net has made of points, at the places of an epoch."""
+        """Return the loss of encoded points, at the places of an epoch."""
         queries = draw_queries(
             points, self.queries, grid=self.net.grid, seed=self.seed, index=index, epoch=epoch
         )
         losses = find_losses(self.net, field, points, queries)
-        # A sum for each volume first: micro-batches then weigh by their volumes.
+        # A sum for each volume first: micro-batches are then weighted by their volumes.
         losses_of_volumes = (
             losses.occupancy + self.value_weight * losses.value + self.cell_weight * losses.cells
         )
@@ -141,7 +141,7 @@ class VoxelModule(ScoredModule):
 
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Tensor]]:
-        """The reconstruction of each volume.
+        """Return the reconstruction of each volume.
 
         Returns:
             For each volume its predicted voxels, in the order z, y, x: ``coords`` [n, 3] int32,
@@ -155,7 +155,7 @@ class VoxelModule(ScoredModule):
         field = self(points)
         scores: Any = self.scores[stage]
         scores.update(*compare(self.net, field, points, self.decoding))
-        # The places are those of epoch 0 in each validation, so that their losses can be compared.
+        # Each validation uses the places of epoch 0, so that losses can be compared.
         self.note_loss(batch, lambda: self._compare(field, points, batch["index"], epoch=0))
         if field.codes is not None:
             uses: Any = self.uses[stage]
@@ -174,15 +174,14 @@ class VoxelModule(ScoredModule):
 
 
 class Losses(NamedTuple):
-    """Compute the parts of the loss, each [B] float32.
+    """Parts of the loss, each [B] float32.
 
-    Each is a mean over the places of one volume, so none changes another's weight.
+    Each is a mean over the places of one volume, so no volume changes the weight of another.
 
     Attributes:
-        occupancy: Cross entropy of voxels being occupied; less than 0 is possible where points are
-            a subset.
+        occupancy: Cross entropy of voxels being occupied; may be below 0 if points are a subset.
         value: Mean absolute error at points.
-        cells: Cross entropy of cells holding a point.
+        cells: Cross entropy of cells containing a point.
         codes: Mean squared distance of latents to their codes.
     """
 
@@ -193,13 +192,13 @@ class Losses(NamedTuple):
 
 
 def find_losses(net: PointVoxelNet, field: Field, points: Points, queries: Queries) -> Losses:
-    """The loss of each volume, in float32.
+    """Return the loss of each volume, in float32.
 
     Args:
         net: The net.
-        field: What it has made of the points.
-        points: Of B volumes.
-        queries: Places in them.
+        field: Encoded points.
+        points: Points of B volumes.
+        queries: Places in the volumes.
     """
     volumes, count = queries.places.shape[:2]
     rows = torch.arange(volumes, device=queries.places.device).repeat_interleave(
@@ -209,7 +208,7 @@ def find_losses(net: PointVoxelNet, field: Field, points: Points, queries: Queri
         part.view(volumes, count) for part in net.ask(field, rows, queries.places.flatten(0, 1))
     )
     asked = queries.values.shape[1]  # the first places are asked for values, the rest for occupancy
-    # Cross entropy with targets above 1, which stand for voxels that the subset left out.
+    # Cross entropy with targets above 1, which account for voxels missing in the subset.
     entropy = F.softplus(logits[:, asked:]) - queries.occupied * logits[:, asked:]
     cell_entropy = F.binary_cross_entropy_with_logits(
         field.cells, _find_occupied(points, net.grid), reduction="none"
@@ -227,10 +226,10 @@ def _mean(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def _find_occupied(points: Points, grid: int) -> Tensor:
-    """[B, G, G, G] float32 in {0, 1}: cells with a point."""
+    """Return the cells with a point: [B, G, G, G] float32 in {0, 1}."""
     z, y, x = find_cells(points.places, points.shapes[points.rows], grid).unbind(1)
     occupied = points.feats.new_zeros(len(points.shapes), grid, grid, grid)
-    # In place of an index of shares: all write the same number, so their order does not matter.
+    # Instead of an index of shares: all write the same number, so their order does not matter.
     return occupied.index_put((points.rows, z, y, x), occupied.new_ones(()))
 
 
@@ -238,10 +237,10 @@ class VoxelScores(Metric):
     """Scores of reconstructed volumes.
 
     - ``iou`` and ``f1`` of occupancy: intersection over union, and 2 |both| / (|true| +
-      |predicted|), of whole volumes; means over the volumes. A volume where nothing is occupied and
-      nothing predicted has 1.
+      |predicted|), of whole volumes; means over the volumes. A volume in which nothing is occupied
+      or predicted has 1.
     - ``value_mae`` and ``psnr``: mean absolute error of the values, and their peak signal-to-noise
-      ratio in dB with a peak of 1; over all true voxels together, found or not.
+      ratio in dB with a peak of 1; over all true voxels together, predicted or not.
     """
 
     full_state_update = False
@@ -255,7 +254,7 @@ class VoxelScores(Metric):
 
     def __init__(self) -> None:
         super().__init__()
-        # Sums alone, so that ranks and batches of any size add up to the same.
+        # Sums only, so that ranks and batches of any size add up to the same.
         for name in ("ious", "f1s", "volumes", "absolute", "squared", "voxels"):
             self.add_state(name, torch.zeros((), dtype=widest_float()), dist_reduce_fx="sum")
 
@@ -264,8 +263,7 @@ class VoxelScores(Metric):
         """Count a batch of volumes.
 
         Args:
-            both: [B] voxels that are occupied and predicted; with fractions where they are
-                estimated.
+            both: [B] voxels that are occupied and predicted; fractions if they are estimated.
             true: [B] voxels that are occupied.
             predicted: [B] voxels that are predicted.
             errors: [3] float64 over the true voxels: sum of |error|, sum of error^2, number.
@@ -282,7 +280,7 @@ class VoxelScores(Metric):
 
     @override
     def compute(self) -> dict[str, Tensor]:
-        """``iou``, ``f1``, ``value_mae`` and ``psnr``; NaN are those of no volume or of no occupied voxel."""
+        """Return ``iou``, ``f1``, ``value_mae`` and ``psnr``; NaN without volumes or occupied voxels."""
         errors = self.squared / self.voxels
         return {
             "iou": (self.ious / self.volumes).float(),
@@ -293,9 +291,9 @@ class VoxelScores(Metric):
 
 
 class CodePerplexity(Metric):
-    """Count the codes in use, from 1 to the size of the codebook.
+    """Perplexity of the codes: the effective number in use, from 1 to the size of the codebook.
 
-    e to the power of the entropy of their fractions.
+    It is e to the power of the entropy of the codes' fractions.
 
     Args:
         codes: Size of the codebook.
@@ -319,7 +317,7 @@ class CodePerplexity(Metric):
 
     @override
     def compute(self) -> Tensor:
-        """The perplexity; 1 where nothing was counted."""
+        """Return the perplexity; 1 if nothing was counted."""
         shares = self.uses / self.uses.sum().clamp(min=1)
         entropy: Tensor = torch.special.entr(shares).sum()
         return entropy.exp().float()

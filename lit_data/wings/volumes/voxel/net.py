@@ -1,4 +1,4 @@
-"""`PointVoxelNet`: occupied voxels to a small grid of latents, and whole volumes out of it again."""
+"""`PointVoxelNet`: encodes occupied voxels as a small grid of latents, and decodes whole volumes."""
 
 import math
 from collections.abc import Iterator
@@ -22,19 +22,19 @@ from lit_data.wings.volumes.voxel.blocks import (
 from lit_data.wings.volumes.voxel.points import Points, find_cells, find_key
 from lit_inspect.counts import counted
 
-_PRIOR = 0.1  # share of occupied cells that the untrained net expects
+_PRIOR = 0.1  # fraction of occupied cells that the untrained net expects
 
 
 @dataclass(frozen=True)
 class Field:
-    """Encoded volumes: everything that is needed to ask about their voxels.
+    """Encoded volumes, with everything needed to query their voxels.
 
     Attributes:
         features: [B * G^3, C] float32, of the cells in the order (row, z, y, x).
-        cells: [B, G, G, G] float32 logits of a cell holding an occupied voxel.
+        cells: [B, G, G, G] float32 logits of a cell containing an occupied voxel.
         shapes: [B, 3] int64 voxels.
-        codes: [B, tokens] int64 of the codebook; none without a quantiser.
-        misses: [B] float32: mean squared distance of latents to their codes; 0 without a quantiser.
+        codes: [B, tokens] int64 of the codebook; None without a quantizer.
+        misses: [B] float32: mean squared distance of latents to their codes; 0 without a quantizer.
     """
 
     features: Tensor
@@ -45,31 +45,31 @@ class Field:
 
 
 class PointVoxelNet(nn.Module):
-    """An autoencoder of sets of voxels of any number, in volumes of any size.
+    """An autoencoder of any number of voxels, in volumes of any size.
 
-    Encoder: a small perceptron on each point (features, and its place in its cell), their mean in
-    each cell of a coarse grid over the volume (Qi et al., "PointNet", CVPR 2017; Liu et al.,
-    "Point-Voxel CNN", NeurIPS 2019), 3-D convolutions down to the latents; these may be quantized.
-    Decoder: convolutions back up to the grid. A voxel is asked for by reading the grid between the
-    cells around it, and a perceptron says whether it is occupied and its value (Peng et al.,
-    "Convolutional occupancy networks", ECCV 2020). One more head says which cells hold anything, so
-    that a volume can be written without asking for every voxel of the air around the patient.
+    Encoder: a small perceptron on each point (features, and its position in its cell), their mean
+        in each cell of a coarse grid over the volume (Qi et al., "PointNet", CVPR 2017; Liu et al.,
+        "Point-Voxel CNN", NeurIPS 2019), and 3-D convolutions down to the latents, which may be
+        quantized. Decoder: convolutions back up to the grid. To query a voxel, the grid is
+        interpolated between the cells around it, and a perceptron predicts the voxel's occupancy
+        and value (Peng et al., "Convolutional occupancy networks", ECCV 2020). Another head
+        predicts which cells contain anything, so that a volume can be decoded without querying
+        every voxel of the air around the patient.
 
-    No volume sees another: normalization is within a volume, and points come in one order, whatever
-    theirs was.
+    No volume affects another: normalization is within a volume, and points are sorted.
 
     Args:
         channels: Columns of the points' features.
-        grid: Cells along each axis, a multiple of 2^levels; a cell is shape / grid voxels.
+        grid: Cells along each axis, a multiple of 2^levels; a cell has shape / grid voxels.
         width: Channels at the grid, a multiple of 4; doubled at each level.
-        levels: Halvings between the grid and the latents.
-        latent: Channels of the latents; with a quantiser, its width.
-        hidden: Width of the perceptron that answers.
-        quantiser: Replaces latents by codes; none keeps them.
+        levels: Number of halvings between the grid and the latents.
+        latent: Channels of the latents; with a quantizer, its width.
+        hidden: Width of the perceptron that predicts voxels.
+        quantiser: Replaces latents by codes; None keeps them.
         point_chunk: Points that go through the encoder at once, see `PointScatter`.
 
     Raises:
-        ConfigError: A number is not positive, or two do not go together.
+        ConfigError: A number is not positive, or two do not match.
     """
 
     def __init__(
@@ -111,13 +111,14 @@ class PointVoxelNet(nn.Module):
             nn.SiLU(),
             nn.Linear(hidden, 2),
         )
-        # The untrained head says `_PRIOR` everywhere, so that its loss does not begin with a jump.
+        # The untrained head predicts `_PRIOR` everywhere, so that its loss does not start with a
+        # jump.
         nn.init.constant_(self.cells.bias, math.log(_PRIOR / (1 - _PRIOR)))  # type: ignore[arg-type]
         self.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # a third faster on the CPU
 
     @override
     def forward(self, points: Points) -> Field:
-        """Take in volumes.
+        """Encode the points of volumes.
 
         Raises:
             ConfigError: The points have another number of features.
@@ -135,20 +136,20 @@ class PointVoxelNet(nn.Module):
         return Field(flat, cells, points.shapes, codes, misses)
 
     def ask(self, field: Field, rows: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict what lies at voxels.
+        """Predict voxels.
 
         Args:
-            field: Of the volumes.
-            rows: [Q] int64.
+            field: Encoded volumes.
+            rows: [Q] int64 volume of each voxel.
             places: [Q, 3] int64 (z, y, x).
 
         Returns:
-            [Q] float32 logits of being occupied, and [Q] float32 values, which are learned within
-            0..1.
+            [Q] float32 logits of being occupied, and [Q] float32 values, which are trained to be
+            within 0..1.
         """
         shapes = field.shapes[rows]
         features = read_between(field.features, rows, places, shapes, self.grid)
-        # Sine and cosine of the place in the cell: smooth within it.
+        # Sine and cosine of the position in the cell: smooth within it.
         angle = math.pi * find_offsets(places, shapes, self.grid)
         logits, values = (
             self.answer(torch.cat((features, angle.sin(), angle.cos()), dim=1)).float().unbind(1)
@@ -174,11 +175,11 @@ class Decoding:
     """Options of decoding whole volumes.
 
     Attributes:
-        threshold: Predicted voxels are occupied with a higher probability.
-        cell_threshold: Cells with a lower probability of holding anything are not looked into.
+        threshold: Voxels with a higher probability are predicted as occupied.
+        cell_threshold: Cells with a lower probability of containing anything are skipped.
         query_chunk: Voxels at once.
-        score_voxels: Most voxels of a batch to score volumes by; of more, this many that lie evenly
-            spread among them.
+        score_voxels: Maximum number of voxels of a batch to score volumes by; of more, this many
+            are taken, evenly spread.
 
     Raises:
         ConfigError: A number is out of range.
@@ -203,12 +204,12 @@ class Decoding:
 
 
 class Answers(NamedTuple):
-    """Answers of a net at Q voxels.
+    """Predictions of a net at Q voxels.
 
     Attributes:
-        rows: [Q] int64: of which volume.
+        rows: [Q] int64 volume of each voxel.
         places: [Q, 3] int64 (z, y, x).
-        logits: [Q] float32; minus infinity in cells that hold nothing.
+        logits: [Q] float32; minus infinity in cells predicted as empty.
         values: [Q] float32 in 0..1.
     """
 
@@ -219,20 +220,20 @@ class Answers(NamedTuple):
 
 
 class CellVoxels:
-    """The voxels of all cells that can hold something, by number; never all of them in memory.
+    """Numbered voxels of all cells that may contain something, never all in memory at once.
 
-    Each cell has as many numbers as the largest of all cells has voxels: number n is that of place n modulo that
-    count, z first, within cell n divided by it. Smaller cells have numbers that name no voxel.
+    Each cell has as many numbers as the largest cell has voxels, `count`: number n is place n %
+    count, z first, in cell n // count. In smaller cells, some numbers belong to no voxel.
 
     Args:
-        field: What a net has made of the volumes.
-        grid: Its cells along an axis.
-        cell_threshold: Least probability of a cell that can hold something.
+        field: Encoded volumes.
+        grid: Cells of the net along an axis.
+        cell_threshold: Lowest probability of a cell that may contain something.
     """
 
     def __init__(self, field: Field, *, grid: int, cell_threshold: float) -> None:
         self._shapes, self._grid = field.shapes, grid
-        # Only these are looked into, so the air around a patient costs nothing.
+        # Only these are queried, so the air around a patient costs nothing.
         alive = (field.cells.sigmoid() >= cell_threshold).nonzero()
         self._rows, self._cells = alive[:, 0], alive[:, 1:]
         # Of the largest cell.
@@ -243,11 +244,12 @@ class CellVoxels:
         return len(self._rows) * self._per_cell
 
     def find(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows [n] and places [n, 3] of those of the numbers [N] that name a voxel."""
+        """Return rows [n] and places [n, 3] of those of the numbers [N] that belong to a voxel."""
         chosen = numbers // self._per_cell
         rows, cells = self._rows[chosen], self._cells[chosen]
         shapes = self._shapes[rows]
-        # A cell c begins with the first place p whose middle lies in it, (p + 1/2) / shape >= c / grid.
+        # A cell c begins with the first place p whose center is in it, (p + 1/2) / shape >= c /
+        # grid.
         firsts = (2 * shapes * cells + self._grid - 1) // (2 * self._grid)
         within = torch.unravel_index(numbers % self._per_cell, self._sides)
         places = firsts + torch.stack(within, dim=1)
@@ -257,17 +259,16 @@ class CellVoxels:
 
 
 def reconstruct(net: PointVoxelNet, field: Field, options: Decoding) -> list[dict[str, Tensor]]:
-    """The predicted voxels of each volume.
+    """Return the predicted voxels of each volume.
 
     Args:
         net: The net.
-        field: What it has made of the volumes.
+        field: Encoded volumes.
         options: Thresholds and chunks.
 
     Returns:
         For each volume, in the order z, y, x: ``coords`` [n, 3] int32, ``values`` [n] float32 in
-            0..1, ``scores`` [n]
-        float32 in 0..1, the probabilities.
+        0..1, ``scores`` [n] float32 in 0..1, the probabilities.
     """
     kept_answers = [_keep(answers, options) for answers, _ in _decode(net, field, options)]
     rows, places, logits, values = (torch.cat(parts) for parts in zip(*kept_answers, strict=True))
@@ -289,16 +290,16 @@ def compare(
 
     Args:
         net: The net.
-        field: What it has made of the points.
-        points: Of B volumes.
-        options: Thresholds, chunks, and how many voxels are looked at.
+        field: Encoded points.
+        points: Points of B volumes.
+        options: Thresholds, chunks, and the maximum number of voxels.
 
     Returns:
-        ``both``, ``true``, ``predicted`` [B] float64 voxels, and ``errors`` [3] float64. Where
-        points are a subset of the occupied voxels, ``both`` is the share of the points that is
-        found, of all occupied voxels.
+        ``both``, ``true``, ``predicted`` [B] float64 voxels, and ``errors`` [3] float64. If points
+        are a subset of the occupied voxels, ``both`` is the fraction of points found, times the
+        number of occupied voxels.
     """
-    # float32 ends at 2^24 voxels.
+    # float32 counts exactly up to 2^24 voxels only.
     exact = widest_float(field.shapes.device)
     hits, predicted = field.shapes.new_zeros(2, len(field.shapes), dtype=exact)
     errors = hits.new_zeros(3)
@@ -318,7 +319,7 @@ def compare(
 def _decode(
     net: PointVoxelNet, field: Field, options: Decoding, *, most: int | None = None
 ) -> Iterator[tuple[Answers, float]]:
-    """Answers for the voxels of all cells that can hold something, at least one chunk, and what each stands for."""
+    """Yield predictions for the voxels of all cells that may contain something, in chunks, and their weight."""
     voxels = CellVoxels(field, grid=net.grid, cell_threshold=options.cell_threshold)
     total = len(voxels)
     count = total if most is None else min(total, most)
@@ -326,7 +327,7 @@ def _decode(
         numbers = torch.arange(
             start, min(start + options.query_chunk, count), device=field.cells.device
         )
-        # Of more voxels than wanted, the middle one of each of `count` equal stretches.
+        # If there are too many voxels, the middle one of each of `count` equal ranges.
         rows, places = voxels.find((2 * numbers + 1) * total // max(2 * count, 1))
         yield _ask(net, field, rows, places, options), total / max(count, 1)
 
@@ -336,7 +337,7 @@ def _ask(
 ) -> Answers:
     logits, values = net.ask(field, rows, places)
     z, y, x = find_cells(places, field.shapes[rows], net.grid).unbind(1)
-    # Points may lie in cells that the net takes for empty: nothing is found there.
+    # Points may be in cells that the net predicts as empty: nothing is found there.
     dead = field.cells[rows, z, y, x].sigmoid() < options.cell_threshold
     return Answers(rows, places, logits.masked_fill(dead, -torch.inf), values.clamp(0, 1))
 

@@ -1,4 +1,4 @@
-"""The points of a batch of volumes: whose they are, where they lie, and what lies at a place."""
+"""Points of a batch of volumes, and queries of places among them."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,15 +16,15 @@ _AXIS_BITS = 14
 
 
 class Points(NamedTuple):
-    """Occupied voxels of B volumes, in the order of volume, z, y, x, however they came.
+    """Occupied voxels of B volumes, sorted by volume, z, y, x.
 
     Attributes:
         keys: [N] int64, ascending: volume and place in one number, see `find_key`.
-        rows: [N] int64: the volume of each.
+        rows: [N] int64: the volume of each point.
         places: [N, 3] int64 (z, y, x).
         feats: [N, C] float32: column 0 is the value in 0..1.
-        counts: [B] int64: points of each volume.
-        totals: [B] int64: occupied voxels of the whole volume, of which these points may be a
+        counts: [B] int64: number of points of each volume.
+        totals: [B] int64: number of occupied voxels of the whole volume; these points may be a
             uniform subset.
         shapes: [B, 3] int64 (z, y, x) voxels.
     """
@@ -38,43 +38,43 @@ class Points(NamedTuple):
     shapes: Tensor
 
     def starts(self) -> Tensor:
-        """[B]: number of the first point of each volume."""
+        """Return the number of the first point of each volume: [B]."""
         return self.counts.cumsum(0) - self.counts
 
     def kept_share(self) -> Tensor:
-        """[B] float32 in (0, 1]: share of the occupied voxels that are points; 1 for empty volumes."""
+        """Return the fraction of occupied voxels that are points: [B] float32 in (0, 1]; 1 for empty volumes."""
         return (self.counts.clamp(min=1) / self.totals.clamp(min=1)).clamp(max=1.0)
 
     def look_up(self, rows: Tensor, places: Tensor) -> Tensor:
-        """Return True where a place is a point.
+        """Return True for places that are points.
 
         Args:
-            rows: [...] int64.
+            rows: [...] int64 volumes.
             places: [..., 3] int64.
 
         Returns:
             [...] bool.
         """
         asked = find_key(rows, places)
-        # What is beyond the last key is no point.
+        # A place beyond the last key is not a point.
         keys = torch.cat((self.keys, self.keys.new_full((1,), -1)))
         return keys[torch.searchsorted(self.keys, asked)] == asked
 
 
 def find_key(rows: Tensor, places: Tensor) -> Tensor:
-    """[...] int64: a number for each (row, z, y, x), ascending in this order."""
+    """Return a number for each (row, z, y, x), ascending in this order: [...] int64."""
     z, y, x = places.long().unbind(-1)
     return (((rows << _AXIS_BITS | z) << _AXIS_BITS) | y) << _AXIS_BITS | x
 
 
 def find_cells(places: Tensor, shapes: Tensor, grid: int) -> Tensor:
-    """Find the cell that the center of a voxel lies in.
+    """Find the cell that contains the center of a voxel.
 
     The volume is cut into `grid` cells along each axis.
 
     Args:
         places: [..., 3] int64 (z, y, x).
-        shapes: [..., 3] int64, of the volume of each.
+        shapes: [..., 3] int64 shape of the volume of each voxel.
         grid: Cells along an axis.
 
     Returns:
@@ -84,14 +84,14 @@ def find_cells(places: Tensor, shapes: Tensor, grid: int) -> Tensor:
 
 
 def read_points(batch: Batch) -> Points:
-    """The points of a batch or of a micro-batch.
+    """Return the points of a batch or of a micro-batch.
 
     Args:
-        batch: ``coords`` [N, 4] (row, z, y, x), ``feats`` [N, C], ``shape`` [B, 3]. Where there is
-            ``coords_count`` [B], it says whose the points are, in order, and the rows are not read:
-            a micro-batch still has the row numbers of the whole. Where there is
-            ``occupied_total`` [B], it says how many voxels are occupied in the whole volume;
-            otherwise the points are all of them.
+        batch: ``coords`` [N, 4] (row, z, y, x), ``feats`` [N, C], ``shape`` [B, 3]. If the batch
+            has ``coords_count`` [B], this gives the volume of each point, in order, and the rows
+            are not read, because a micro-batch still has the row numbers of the whole batch. If the
+            batch has ``occupied_total`` [B], this is the number of occupied voxels of the whole
+            volume; otherwise the points are all of them.
     """
     shapes, coords = batch["shape"].long(), batch["coords"].long()
     volume_numbers = torch.arange(len(shapes), device=coords.device)
@@ -101,7 +101,7 @@ def read_points(batch: Batch) -> Points:
         counts = torch.zeros_like(volume_numbers).index_add(0, rows, torch.ones_like(rows))
     else:
         rows = volume_numbers.repeat_interleave(counts, output_size=len(coords))
-    # One order whatever the batch has, so that sums are the same to the last bit.
+    # One order whatever the order of the batch, so that sums are the same to the last bit.
     keys, order = find_key(rows, coords[:, 1:]).sort()
     totals = batch.get("occupied_total", counts)
     return Points(
@@ -111,13 +111,13 @@ def read_points(batch: Batch) -> Points:
 
 @dataclass(frozen=True, slots=True)
 class QueryCounts:
-    """Places of each volume in each step.
+    """Numbers of places of each volume in each step.
 
     Attributes:
-        points: Occupied voxels, where the value is asked.
-        near: Voxels around occupied ones, where occupancy is asked; the distance along each axis is
-            up to a radius between one voxel and two cells, short ones as likely as long ones.
-        anywhere: Voxels of the whole volume, where occupancy is asked.
+        points: Occupied voxels, queried for their value.
+        near: Voxels around occupied ones, queried for occupancy. The distance along each axis is up
+            to a radius between one voxel and two cells, distributed log-uniformly.
+        anywhere: Voxels of the whole volume, queried for occupancy.
 
     Raises:
         ConfigError: A number is not positive.
@@ -142,9 +142,9 @@ class Queries(NamedTuple):
         places: [B, Q, 3] int64 (z, y, x).
         values: [B, points] float32: true values of the first places.
         value_weights: [B, points] float32: 0 in a volume without points.
-        occupied: [B, near + anywhere] float32: 0, or for a point 1 / share of the occupied voxels
-            that are points.
-        weights: [B, near + anywhere] float32: 0 for places that say nothing.
+        occupied: [B, near + anywhere] float32: 0, or for a point 1 / (fraction of the occupied
+            voxels that are points).
+        weights: [B, near + anywhere] float32: 0 for places without information.
     """
 
     places: Tensor
@@ -159,15 +159,15 @@ def draw_queries(
 ) -> Queries:
     """Draw places; those of a sample are a pure function of (seed, index, epoch) and its points.
 
-    Places for the occupancy are drawn without looking whether they are occupied, so the
-    probabilities that a net learns from them are not shifted. Where the points are a uniform
-    subset, a place that is no point may be occupied all the same: of the occupied places a known
-    share are points, so a point counts for 1 / share, and what this makes too many of, the plain
-    places take away. The expected loss is that for all voxels.
+    Places for the occupancy are drawn independently of whether they are occupied, so the
+    probabilities that a net learns from them are unbiased. If the points are a uniform subset, a
+    place that is not a point may still be occupied. Because a known fraction of the occupied places
+    are points, a point counts as 1 / fraction, which compensates for the occupied places that count
+    as 0. The expected loss equals that for all voxels.
 
     Args:
-        points: Of B volumes.
-        counts: Places of each volume.
+        points: Points of B volumes.
+        counts: Numbers of places of each volume.
         grid: Cells of the net along an axis.
         seed: 0 <= seed < 2**64.
         index: [B] int64 numbers of the samples.
@@ -189,7 +189,7 @@ def draw_queries(
     free = (anywhere.reshape(len(index), -1, 3) * points.shapes[:, None]).long()
     asked = torch.cat((near, free), dim=1)
     rows = torch.arange(len(index), device=index.device)[:, None].expand(asked.shape[:2])
-    # A point counts for 1 / share, see above.
+    # A point counts as 1 / fraction, see above.
     occupied = points.look_up(rows, asked) / points.kept_share()[:, None]
     has_points = (points.counts > 0).float()[:, None]
     weights = torch.cat(
@@ -201,7 +201,7 @@ def draw_queries(
 
 
 def _choose(points: Points, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Places and values of points of each volume: [B, n, 3] and [B, n] for [B, n] numbers in [0, 1)."""
+    """Return places [B, n, 3] and values [B, n] of points of each volume, for numbers [B, n] in [0, 1)."""
     places = torch.cat((points.places, points.places.new_zeros(1, 3)))  # so that there is one
     values = torch.cat((points.feats[:, 0], points.feats.new_zeros(1)))
     counts = points.counts[:, None]
@@ -215,12 +215,12 @@ def _choose(points: Points, numbers: Tensor) -> tuple[Tensor, Tensor]:
 def _move(
     middle: Tensor, shapes: Tensor, radius: Tensor, offset: Tensor, grid: int
 ) -> tuple[Tensor, Tensor]:
-    """Places around points, inside the volume, and their weights.
+    """Return places around points, inside the volume, and their weights.
 
-    Places in the line of their point weigh nothing: the point itself is occupied for sure, and
-    subsets that are spread evenly along the lines of a volume take its neighbors less often.
+    Places in the line of their point have weight 0: the point itself is certainly occupied, and
+    subsets that are spread evenly along the lines of a volume contain its neighbors less often.
     """
-    # A radius is 1 voxel times farthest^u with u in [0, 1): short ones as likely as long ones.
+    # A radius is 1 voxel times farthest^u with u in [0, 1), which is log-uniform.
     farthest = (2 * shapes.amax(-1) / grid).clamp(min=1.5)
     reach = torch.exp(radius * farthest.log())[..., None]
     moved = middle + ((2 * offset - 1) * (reach + 0.5)).round().long()

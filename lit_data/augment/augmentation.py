@@ -1,4 +1,4 @@
-"""`Augmentation`: numbers are drawn on the host, pixels are changed on the device."""
+"""`Augmentation`: random numbers drawn on the host that change pixels on the device."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -26,13 +26,13 @@ class Layers:
 
     Args:
         images: [B, C, H, W] float32 in 0..1, or uint8 in 0..255.
-        masks: [B, K, H, W] of any dtype, or none. They are moved by nearest neighbor, so no new
+        masks: [B, K, H, W] of any dtype, or None. They are moved by nearest neighbor, so no new
             value appears.
         boxes: [N, 6] float32 = (row in batch, class, cx, cy, w, h), the last four in fractions 0..1
-            of the image size, or none.
+            of the image size, or None.
 
     Raises:
-        ConfigError: A shape or dtype is another, or the sizes disagree.
+        ConfigError: A shape or dtype is wrong, or the sizes differ.
     """
 
     images: Tensor
@@ -40,7 +40,7 @@ class Layers:
     boxes: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Refuse shapes and dtypes that would be moved wrongly."""
+        """Refuse shapes and dtypes that would be transformed incorrectly."""
         if self.images.ndim != 4 or self.images.dtype not in (torch.float32, torch.uint8):
             raise ConfigError(
                 f"images are {_describe(self.images)}: they must be [B, C, H, W] float32"
@@ -63,7 +63,7 @@ class Layers:
         return height, width
 
     def in_floats(self) -> "Layers":
-        """Return the same with images of float32 in 0..1."""
+        """Return the same layers with images of float32 in 0..1."""
         if self.images.dtype == torch.float32:
             return self
         return Layers(divided(self.images, 255.0), self.masks, self.boxes)
@@ -83,24 +83,24 @@ def _describe(tensor: Tensor) -> str:
 class Augmentation(nn.Module, ABC):
     """Base of all augmentations.
 
-    `draw` makes every random number of a batch on the host, each sample's from its own stream. The
-    numbers travel with the batch, under keys that begin with ``augment_``, and `forward` applies
+    `draw` makes every random number of a batch on the host, for each sample from its own stream.
+    The numbers are part of the batch, under keys that begin with ``augment_``. `forward` applies
     them on the device and draws nothing.
 
-    A subclass writes `draw`, `draw_keys` and `transform`.
+    A subclass implements `draw`, `draw_keys` and `transform`.
     """
 
     crop_px: Size | None = None
-    """(height, width) that comes out; none where that is what goes in."""
+    """(height, width) of the output; None if it is that of the input."""
 
     @property
     def takes_bytes(self) -> bool:
-        """Return True if `transform` takes uint8 on a CPU too, a quarter of the memory to move."""
+        """True if `transform` also takes uint8 on a CPU, which moves a quarter of the memory."""
         return False
 
     @property
     def host_steps(self) -> "tuple[HostTransform, ...]":
-        """Steps that the workers of the loader run; by default none."""
+        """Steps that the loader's workers run; by default none."""
         return ()
 
     @property
@@ -112,41 +112,41 @@ class Augmentation(nn.Module, ABC):
     def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:
         """Draw the numbers of a batch.
 
-        Those of a sample are a pure function of (seed, epoch, its index).
+        The numbers of a sample are a pure function of (seed, epoch, its index).
 
         Args:
-            seed: 0 <= seed < 2**64.
-            epoch: The epoch.
+            seed: Seed, 0 <= seed < 2**64.
+            epoch: Number of the epoch.
             index: [B] sample indices, on the host.
-            channels: C, the number of images of a sample.
+            channels: C, the number of channels of a sample.
 
         Returns:
-            Tensors whose first dimension is B, on the host.
+            Tensors on the host whose first dimension is B.
         """
 
     @abstractmethod
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
-        """Apply drawn numbers; called without gradient and without autocast."""
+        """Apply drawn numbers; runs without gradient and without autocast."""
 
     def check_layers(self, *, masks: bool, boxes: bool) -> None:
-        """Refuse layers that would not move with the images; by default all move.
+        """Refuse layers that would not move with the images; by default all of them move.
 
         Args:
-            masks: There are masks on the images.
-            boxes: There are boxes.
+            masks: True if the images have masks.
+            boxes: True if the images have boxes.
 
         Raises:
-            ConfigError: They would.
+            ConfigError: A layer would not move with the images.
         """
 
     def margin_px(self, patch_px: Size) -> tuple[int, int]:
-        """Return the pixels that a patch must be read larger by, so that no padding is visible.
+        """Return the margin that must be read around a patch so that no padding is visible.
 
         Args:
-            patch_px: (height, width) of the result, by a crop to it.
+            patch_px: (height, width) of the patch after the crop.
 
         Returns:
-            Pixels above and below, and left and right.
+            Pixels above and below, and pixels left and right.
         """
         return 0, 0
 
@@ -155,13 +155,13 @@ class Augmentation(nn.Module, ABC):
         """Apply drawn numbers, in float32 whatever the precision of the run.
 
         Args:
-            layers: Images, masks and boxes; their tensors are left as they are.
+            layers: Images, masks and boxes; their tensors do not change.
             draws: The numbers of `draw`, on the device of the layers; other keys are ignored.
 
         Returns:
             New layers on the same device, with images of float32.
         """
-        # On a CPU bytes stay bytes as long as they can: less memory is moved.
+        # On a CPU bytes stay bytes as long as possible, to move less memory.
         if not (self.takes_bytes and runs_on_cpu(layers.images)):
             layers = layers.in_floats()
         device = layers.images.device
@@ -176,9 +176,9 @@ class Compiled(Augmentation):
     faster there. Needs a C++ compiler, or Triton on a GPU. Pixels stay the same within rounding.
 
     Args:
-        augmentation: The augmentation.
+        augmentation: Augmentation to compile.
         backend: Backend of `torch.compile`.
-        mode: Mode of `torch.compile`, e.g. `max-autotune`; None is its default.
+        mode: Mode of `torch.compile`, such as `max-autotune`; None is its default.
     """
 
     def __init__(
@@ -222,6 +222,6 @@ class Compiled(Augmentation):
             self._compiled = torch.compile(
                 self.augmentation.transform, backend=self.backend, mode=self.mode
             )
-        # Without the other keys of the batch, on which it would be compiled anew.
+        # Without the batch's other keys, because each new one would trigger another compilation.
         draws = {key: draws[key] for key in self.draw_keys if key in draws}
         return self._compiled(layers, draws)

@@ -1,4 +1,4 @@
-"""Boxes that are moved by the matrix of their sample, and cut to its crop."""
+"""Boxes that move by the matrix of their sample and are clipped to its crop."""
 
 from dataclasses import dataclass
 
@@ -34,14 +34,14 @@ class BoxLimits:
 
 
 def box_corners(boxes: Tensor, size: Size) -> Tensor:
-    """Return the corners of boxes in coordinates whose whole numbers are pixel centers.
+    """Return the corners of boxes in coordinates with pixel centers at integers.
 
     Args:
         boxes: [N, 6] = (row, class, cx, cy, w, h), in fractions of the image size.
         size: (height, width) of the image.
 
     Returns:
-        [N, 4, 2] (x, y) px.
+        Corners [N, 4, 2] (x, y) in px.
     """
     cx, cy, width, height = boxes[:, 2:].unbind(dim=-1)
     x = torch.stack((cx - width / 2, cx + width / 2, cx + width / 2, cx - width / 2), dim=-1)
@@ -50,7 +50,7 @@ def box_corners(boxes: Tensor, size: Size) -> Tensor:
 
 
 def move_points(points: Tensor, matrix: Tensor) -> Tensor:
-    """Return points [N, P, 2] (x, y) moved by a matrix each, [N, 3, 3]."""
+    """Return points [N, P, 2] (x, y), moved by the matrices [N, 3, 3]."""
     x, y = points[..., :1], points[..., 1:]
     rows = matrix[:, None]
     moved = rows[..., 0] * x + rows[..., 1] * y + rows[..., 2]
@@ -58,21 +58,21 @@ def move_points(points: Tensor, matrix: Tensor) -> Tensor:
 
 
 def hull_boxes(boxes: Tensor, corners: Tensor, crop: Size, limits: BoxLimits | None) -> Tensor:
-    """Return boxes around moved corners, cut to the crop, without those below the limits.
+    """Return boxes around moved corners, clipped to the crop, without those below the limits.
 
     With limits this waits for the device, because the number of boxes changes.
 
     Args:
-        boxes: [N, 6], of which row and class are taken.
-        corners: [N, 4, 2] (x, y) px, as of `box_corners`.
+        boxes: [N, 6] with the rows and classes to use.
+        corners: Moved corners [N, 4, 2] (x, y) in px, see `box_corners`.
         crop: (height, width) of the output.
-        limits: Limits of the boxes that stay; with None all stay.
+        limits: Limits of the boxes to keep; None keeps all.
 
     Returns:
-        [M, 6] of the dtype of the boxes, in their order.
+        Boxes [M, 6] of the same dtype and in the same order.
     """
     crop_height, crop_width = crop
-    # From pixel centres, which are whole numbers there, to edges.
+    # From coordinates with pixel centers at integers to those with pixel edges at integers.
     low, high = corners.amin(dim=1) + 0.5, corners.amax(dim=1) + 0.5
     moved_area = (high - low).prod(dim=-1)
     left, right = low[:, 0].clamp(0, crop_width), high[:, 0].clamp(0, crop_width)

@@ -23,7 +23,7 @@ from lit_inspect.counts import counted
 _KEY = "augment_colour"
 _RGB = 3
 _MOST_HSV = (math.inf, 1, 1, 0)
-"""Limits of hue, saturation and value; OpenCV wants four numbers."""
+"""Limits of hue, saturation and value; OpenCV requires four numbers."""
 
 
 class ColourJitter(Augmentation):
@@ -34,8 +34,9 @@ class ColourJitter(Augmentation):
 
     Args:
         hue: Largest shift of the hue either way, as a fraction of the color circle, up to 0.5.
-        saturation: Saturation is multiplied by a factor in [1 - saturation, 1 + saturation].
-        value: The same for the value (the largest of R, G and B).
+        saturation: Largest change of the saturation, which is multiplied by a factor in
+            [1 - saturation, 1 + saturation].
+        value: Largest change of the value (the largest of R, G and B), likewise.
 
     Raises:
         ConfigError: An argument is out of its range; later, images do not have 3 channels.
@@ -54,12 +55,12 @@ class ColourJitter(Augmentation):
 
     @property
     def takes_bytes(self) -> bool:
-        """Always."""
+        """True for any images."""
         return True
 
     @property
     def draw_keys(self) -> tuple[str, ...]:
-        """``augment_colour`` [B, 3] float32 in [0, 1): hue, saturation, value."""
+        """Key of ``augment_colour`` [B, 3] float32 in [0, 1): hue, saturation, value."""
         return (_KEY,)
 
     @property
@@ -68,13 +69,13 @@ class ColourJitter(Augmentation):
         return not (self.hue or self.saturation or self.value)
 
     def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:
-        """Draw the colors of each sample; see `Augmentation.draw`."""
+        """Draw the color changes of each sample; see `Augmentation.draw`."""
         if self.is_off:
             return {}
         return {_KEY: torch.from_numpy(uniform(seed, Stream.COLOUR, index, epoch, 3))}
 
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
-        """Change the colors as drawn."""
+        """Apply the drawn color changes."""
         if self.is_off:
             return layers
         if layers.images.shape[1] != _RGB:
@@ -94,16 +95,16 @@ class ColourJitter(Augmentation):
 
 
 def change_colours(images: Tensor, turn: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
-    """Turn hues and multiply saturations and values, in Kornia's HSV.
+    """Shift hues and multiply saturations and values, in Kornia's HSV.
 
     Args:
-        images: [B, 3, H, W] float32 in 0..1; R, G, B.
-        turn: [B] in sixths of the circle of hues.
-        saturation: [B] factor; the saturation stays at most 1.
-        value: [B] factor, the same.
+        images: [B, 3, H, W] float32 in 0..1, in the order R, G, B.
+        turn: [B] shifts of the hue, in sixths of the color circle.
+        saturation: [B] factors; the saturation stays at most 1.
+        value: [B] factors; the value stays at most 1.
 
     Returns:
-        [B, 3, H, W] float32 in 0..1.
+        Images [B, 3, H, W] float32 in 0..1.
     """
     turned = adjust_hue_raw(rgb_to_hsv(images), math.pi / 3 * turn)
     hsv = adjust_saturation_raw(turned, saturation)
@@ -113,7 +114,7 @@ def change_colours(images: Tensor, turn: Tensor, saturation: Tensor, value: Tens
 
 
 def change_planes(images: Tensor, turn: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
-    """Do the same on a CPU through OpenCV's HSV, whose hues are degrees: two thirds of the time."""
+    """Do the same on a CPU in OpenCV's HSV, with hues in degrees, in two thirds of the time."""
     import cv2
 
     changed = reused(images.shape)

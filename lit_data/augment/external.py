@@ -1,4 +1,4 @@
-"""`ExternalTransform`: a module of the user, which draws from the global generators."""
+"""`ExternalTransform`: a module of yours, which draws from the global generators."""
 
 import inspect
 import random
@@ -35,16 +35,16 @@ _KEY = "augment_external"
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the global generators of torch, NumPy and Python inside, and put them back afterwards.
+    """Seed the global generators of torch, NumPy and Python, and restore them afterwards.
 
     Args:
-        seed: Any whole number; its lowest 64 bits count.
+        seed: Any integer, of which the lowest 64 bits are used.
         device: Device of the code; the generator of a CUDA device is seeded as well.
     """
     seed %= 2**64
     devices = [device] if device.type == "cuda" else []
     with unchanged_generators(), torch.random.fork_rng(devices=devices):
-        # torch.manual_seed would also seed devices that are not in use and are not put back.
+        # torch.manual_seed would also seed unused devices, which are not restored.
         torch.default_generator.manual_seed(seed)
         for cuda_device in devices:
             torch.cuda.default_generators[cuda_device.index or 0].manual_seed(seed)
@@ -54,13 +54,13 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 class ExternalTransform(Augmentation):
-    """A module that runs with the global generators seeded; their states are put back.
+    """Runs a module with seeded global generators, whose states are restored afterwards.
 
-    Kornia's augmentations, also those in an ``nn.Sequential``, are given images, masks (nearest
-    neighbor) and boxes together, through an ``AugmentationSequential``; their numbers are drawn on
-    the host, so that they are the same for any device. Boxes travel as the points of their corners.
-    Transforms of ``torchvision.transforms.v2`` get all of them too; each draws once for a batch, so
-    that ``seed_per="sample"`` lets samples differ. Any other module is called with (images, masks)
+    Kornia's augmentations, even in an ``nn.Sequential``, get images, masks (nearest neighbor) and
+    boxes together through an ``AugmentationSequential``. Their numbers are drawn on the host, so
+    they are the same for any device. Boxes are moved as the points of their corners. Transforms of
+    ``torchvision.transforms.v2`` also get all layers; each draws once for a batch, so use
+    ``seed_per="sample"`` if samples should differ. Any other module is called with (images, masks)
     if its ``forward`` takes two arguments, else only with images.
 
     A module that may move pixels but not masks or boxes is refused if there are any.
@@ -71,19 +71,19 @@ class ExternalTransform(Augmentation):
     Args:
         module: A Kornia augmentation or container, a list of augmentations to run in turn, or any
             other module.
-        seed_per: `batch`: one seed from (seed, epoch, the indices of the batch), so a sample's
-            result depends on the batch it is in; the parts of a batch that is split have the seed
-            of the whole. `sample`: each sample is augmented separately, with a seed from (seed,
-            epoch, its index): slower, but the same for any number of ranks, batch size and after a
-            resume.
+        seed_per: `batch` uses one seed from (seed, epoch, the indices of the batch), so a sample's
+            result depends on its batch; the parts of a split batch have the seed of the whole.
+            `sample` augments each sample separately, with a seed from (seed, epoch, its index),
+            which is slower but gives the same result for any number of ranks, any batch size and
+            after a resume.
         moves_pixels: False declares that an unknown module changes only values, so masks and boxes
             need not move.
         min_box_px: Smallest height and width of a box that is kept.
-        min_box_visible: Smallest fraction of a moved box in the output, for it to be kept.
+        min_box_visible: Smallest fraction of a moved box in the output for the box to be kept.
 
     Raises:
-        ConfigError: An argument has the wrong type; later, masks or boxes cannot be moved, or
-            results do not fit.
+        ConfigError: An argument has the wrong type; later, masks or boxes cannot be moved, or a
+            result has a wrong shape or type.
     """
 
     def __init__(
@@ -106,12 +106,12 @@ class ExternalTransform(Augmentation):
 
     @property
     def draw_keys(self) -> tuple[str, ...]:
-        """``augment_external`` [B] int64, seeds."""
+        """Key of ``augment_external`` [B] int64, the seeds."""
         return (_KEY,)
 
     def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:
         """Draw the seeds; see `Augmentation.draw`."""
-        # The first two words of this stream seed a user's own dataset.
+        # The first two words of this stream seed custom datasets.
         words = random_words(seed, Stream.USER, index, epoch, 4)[:, 2:].astype(np.uint64)
         seeds = words[:, 0] | words[:, 1] << np.uint64(32)
         if self.seed_per == "batch":
@@ -196,12 +196,12 @@ class ExternalTransform(Augmentation):
         if layers.masks is not None:
             inputs["mask"] = layers.masks
         if layers.boxes is not None:
-            # Each sample moves the corners of all boxes, of which those of its own are taken: no
-            # padding by counts.
+            # Each sample moves the corners of all boxes, and only its own are used afterwards,
+            # which avoids padding to equal counts.
             corners = box_corners(layers.boxes, layers.size_px)
             inputs["keypoints"] = corners.reshape(1, -1, 2).expand(len(layers.images), -1, -1)
         results = self.module(*inputs.values(), data_keys=list(inputs))
-        if len(inputs) == 1:  # Kornia then returns no list
+        if len(inputs) == 1:  # Kornia returns no list in this case
             results = [results]
         moved = dict(zip(inputs, results, strict=True))
         after = Layers(moved["input"].to(torch.float32), moved.get("mask"))
@@ -238,7 +238,7 @@ def _join_parts(parts: Sequence[nn.Module]) -> nn.Sequential:
 def _takes_two(step: object) -> bool:
     """Return True if `forward` takes images and masks.
 
-    Then it has two arguments by position, of which the second has no default, or None.
+    It does if it has two positional arguments and the second has no default, or None.
     """
     if not isinstance(step, nn.Module) or is_kornia(step):
         return False
@@ -256,7 +256,7 @@ def _describe(part: object) -> str:
 
 
 def _take_row(layers: Layers, row: int) -> Layers:
-    """Return one sample as a batch of its own."""
+    """Return one sample as a batch."""
     images, masks, boxes = layers.images[row : row + 1], layers.masks, layers.boxes
     if masks is not None:
         masks = masks[row : row + 1]
@@ -267,7 +267,7 @@ def _take_row(layers: Layers, row: int) -> Layers:
 
 
 def _join(results: Sequence[Layers]) -> Layers:
-    # Random crops may differ from sample to sample, which no batch can hold.
+    # Random crops may differ in size from sample to sample, which a batch cannot hold.
     sizes = {result.size_px for result in results}
     if len(sizes) > 1:
         raise ConfigError(

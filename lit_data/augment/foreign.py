@@ -1,4 +1,4 @@
-"""Effects that transforms of Kornia, torchvision and users have on masks and boxes beside the images."""
+"""Effects of Kornia's, torchvision's and your own transforms on masks and boxes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ _KORNIA = (AugmentationBase2D, ImageSequentialBase, MixAugmentationBaseV2)
 _KORNIA_HOOKS = {"masks": "apply_transform_mask", "boxes": "apply_transform_keypoint"}
 _OLD = "torchvision.transforms.transforms"
 _NEW = "torchvision.transforms.v2"
-# Of torchvision, old and new: they change values alone.
+# Transforms of torchvision, old and new, that change only values.
 _PHOTOMETRIC = frozenset(
     {
         "ColorJitter",
@@ -52,7 +52,7 @@ _PHOTOMETRIC = frozenset(
         "ToPureTensor",
     }
 )
-# Of torchvision.transforms.v2: they take no masks, or change the values of masks as well.
+# Transforms of torchvision.transforms.v2 that take no masks, or change the values of masks too.
 _IMAGES_ALONE = frozenset(
     {
         "AugMix",
@@ -69,16 +69,16 @@ _IMAGES_ALONE = frozenset(
     }
 )
 
-_HALF_PX = 0.5  # torchvision counts from the edge of a pixel, we from its middle
+_HALF_PX = 0.5  # torchvision counts from the edge of a pixel, we from its center
 
 
 def is_kornia(part: object) -> bool:
-    """Return True for an augmentation or a container of Kornia."""
+    """Return True for one of Kornia's augmentations or containers."""
     return isinstance(part, _KORNIA)
 
 
 def list_steps(module: nn.Module) -> list[Any]:
-    """Return what a module runs one after the other: itself, if it is no plain sequence."""
+    """Return the steps that a module runs in turn: only itself if it is not a plain sequence."""
     if type(module) is nn.Sequential:
         parts: Sequence[Any] = list(module)
     elif _is_new(module) and type(module).__name__ == "Compose":
@@ -92,12 +92,12 @@ def list_steps(module: nn.Module) -> list[Any]:
 
 
 def find_unmoved(step: object, layer: Layer, *, is_trusted: bool) -> object | None:
-    """Return the first part of a step that may move pixels, and would leave a layer where it is.
+    """Return the first part of a step that may move pixels without moving a layer.
 
     Args:
         step: One of `list_steps`, which runs with the images and the layer.
-        layer: What lies on the images.
-        is_trusted: The user says that parts nobody knows change values alone.
+        layer: Kind of the layer on the images.
+        is_trusted: True if you declared that unknown parts change only values.
     """
     is_carried = moves_along(step)
     for part in _list_parts(step):
@@ -127,11 +127,11 @@ def move_along(step: Callable[..., Any], layers: Layers, limits: BoxLimits) -> L
     """Run a step of torchvision.transforms.v2 on images, masks and boxes together.
 
     Args:
-        step: Draws once for the whole batch.
-        layers: The batch.
-        limits: Of the boxes that stay.
+        step: Transform, which draws once for the whole batch.
+        layers: Layers of the batch.
+        limits: Limits of the boxes that are kept.
     """
-    from torchvision import tv_tensors  # a part of the user's project
+    from torchvision import tv_tensors  # installed in your project
 
     inputs: dict[str, Tensor] = {"images": tv_tensors.Image(layers.images)}
     if layers.masks is not None:
@@ -142,7 +142,7 @@ def move_along(step: Callable[..., Any], layers: Layers, limits: BoxLimits) -> L
             corners.reshape(-1, 4) + _HALF_PX,
             format="XYXY",
             canvas_size=layers.size_px,
-            clamping_mode=None,  # how much of a box is still seen is asked of all of it
+            clamping_mode=None,  # the visible fraction refers to the whole box
         )
     moved = step(inputs)
     tensors = {name: tensor.as_subclass(Tensor) for name, tensor in moved.items()}
@@ -155,7 +155,7 @@ def move_along(step: Callable[..., Any], layers: Layers, limits: BoxLimits) -> L
 
 
 def is_torchvision(part: object) -> bool:
-    """Return True for a transform of torchvision itself; what derives from one may do anything."""
+    """Return True for one of torchvision's own transforms, as a subclass may do anything."""
     return _is_new(part) or type(part).__module__ == _OLD
 
 
@@ -164,7 +164,7 @@ def _is_new(part: object) -> bool:
 
 
 def _list_parts(step: object) -> Iterator[object]:
-    """Yield the parts of a step that do something, and Kornia's containers before theirs."""
+    """Yield the parts of a step that do something, with Kornia's containers before their parts."""
     inner: Sequence[object] = ()
     if isinstance(step, ImageSequentialBase | OperationBase):
         yield step
@@ -194,7 +194,7 @@ def _kornia_moves(part: object, layer: Layer) -> bool:
     """Return True if Kornia moves a layer as it moves the images."""
     if isinstance(part, RandomTransplantation):
         return layer == "masks"
-    # It leaves points where they are if a warp has no matrix.
+    # Kornia does not move points if a warp has no matrix.
     if layer == "boxes" and not isinstance(part, RigidAffineAugmentationBase2D):
         return False
     base = AugmentationBase2D if isinstance(part, AugmentationBase2D) else MixAugmentationBaseV2

@@ -1,4 +1,4 @@
-"""`Geometry`: everything that moves pixels, as one matrix and one look-up for each sample."""
+"""`Geometry`: everything that moves pixels, as one matrix and one lookup for each sample."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from lit_data.core.rng import Stream, uniform
 from lit_data.core.types import Doubles, Floats, Size
 
 _ROUNDING_PX = 1e-6
-"""Error of floats that makes no margin larger by a pixel."""
+"""Rounding error that must not enlarge a margin by a pixel."""
 
 
 Mover = Callable[[Tensor], Tensor]
@@ -34,38 +34,38 @@ _LARGEST_PERSPECTIVE = 0.3
 class Geometry(Augmentation):
     """Flips, turns, shift, rotation, scale, shear, perspective and crop.
 
-    Images, masks and boxes move alike. All moves become one matrix for each sample, and the output,
-    which may be a crop from the middle, is looked up in the input once. While only whole pixels
-    move (flips, turns, whole shifts, crops) values are copied and keep their set; otherwise images
-    are bilinear. Masks are always looked up by nearest neighbor. With everything off and `crop_px`
-    given this is a center crop.
+    Images, masks and boxes move alike. All moves are combined into one matrix for each sample, and
+    the output, which may be a center crop, is looked up in the input once. If only whole pixels
+    move (flips, turns, whole shifts, crops), values are copied unchanged; otherwise images are
+    interpolated bilinearly. Masks always use nearest neighbor. With everything off and `crop_px`
+    set, this is a center crop.
 
-    Boxes become the axis-aligned hull of their moved corners, cut to the crop. Limits from
-    ``box_candidates`` of ultralytics/yolov5. Flips and turns without a crop cut no box, so all
-    stay, and the device is not waited for.
+    Boxes become the axis-aligned hull of their moved corners, clipped to the crop. The limits
+    follow ``box_candidates`` of ultralytics/yolov5. Flips and turns without a crop clip no box, so
+    all boxes stay, and nothing waits for the device.
 
     Args:
         flip_left_right: Mirror left-right with probability 1/2.
         flip_top_bottom: Mirror top-bottom with probability 1/2.
-        turn: Turn by a random multiple of 90 degrees; of 180 where the input turned by 90 does not
-            cover the output, as for a patch that is not square and not cropped.
+        turn: Turn by a random multiple of 90 degrees, or of 180 if the input turned by 90 does not
+            cover the output, such as a patch that is neither square nor cropped.
         shift_px: Largest shift along each axis, by whole pixels.
-        subpixel: Shift between pixels too.
+        subpixel: Shift by fractions of a pixel too.
         rotate_deg: Largest rotation about the center, either way.
-        scale: Smallest and largest factor; above 1 things become larger.
+        scale: Smallest and largest factor; a factor above 1 enlarges.
         shear_deg: Largest shear along each axis, either way, up to 40.
         perspective: Largest tilt: the fraction by which the distance at an edge of the output grows
             or shrinks, up to 0.3.
-        probability: Of a sample to be shifted, rotated, scaled, sheared and tilted; flips and turns
-            have their own.
-        crop_px: Size of the output, one number or (height, width); none keeps that of the input.
+        probability: Probability that a sample is shifted, rotated, scaled, sheared and tilted;
+            flips and turns have their own.
+        crop_px: Size of the output, one number or (height, width); None keeps that of the input.
         padding: Values outside the input: `reflect` mirrors about the outermost pixels, `border`
-            repeats them.
+            repeats them, `zeros` is 0.
         min_box_px: Smallest height and width of a box that is kept.
-        min_box_visible: Smallest fraction of a moved box in the output, for it to be kept.
+        min_box_visible: Smallest fraction of a moved box in the output for the box to be kept.
 
     Raises:
-        ConfigError: An argument is out of its range; later, that the crop is larger than the input.
+        ConfigError: An argument is out of its range; later, the crop is larger than the input.
     """
 
     def __init__(
@@ -103,12 +103,12 @@ class Geometry(Augmentation):
 
     @property
     def draw_keys(self) -> tuple[str, ...]:
-        """``augment_geometry`` [B, 11] float32, see `Moves`."""
+        """Key of ``augment_geometry`` [B, 11] float32; see `Moves`."""
         return (_KEY,)
 
     @property
     def takes_bytes(self) -> bool:
-        """True where every value is copied; see `Augmentation`."""
+        """True if every value is copied; see `Augmentation`."""
         return self.moves_whole_pixels
 
     @property
@@ -120,20 +120,20 @@ class Geometry(Augmentation):
 
     @property
     def is_still(self) -> bool:
-        """Return True if nothing moves; a crop may still be taken."""
+        """Return True if nothing moves; there may still be a crop."""
         return self.moves_whole_pixels and not (any(self.flips) or self.turn or self.shift_px)
 
     def margin_px(self, patch_px: Size) -> Size:
-        """Return the pixels that a patch must be read larger by, so that no padding is visible.
+        """Return the margin that must be read around a patch so that no padding is visible.
 
-        The patch comes out of the middle of the larger one. For shear and perspective this is a
-        bound, for the rest the exact number, rounded up.
+        The patch is the center of the larger one. The margin is a bound for shear and perspective,
+        and otherwise the exact number, rounded up.
 
         Args:
-            patch_px: (height, width) that shall come out, by `crop_px`.
+            patch_px: (height, width) of the patch after the crop, see `crop_px`.
 
         Returns:
-            Pixels above and below, and left and right.
+            Pixels above and below, and pixels left and right.
 
         Raises:
             ConfigError: The perspective is so strong that no margin is enough.
@@ -145,18 +145,18 @@ class Geometry(Augmentation):
         larger_px = height + 2 * vertical, width + 2 * horizontal
         if not (self.turn and turn_covers(larger_px, patch_px)):
             return vertical, horizontal
-        # The larger patch can be turned by 90 degrees, so it must have room for the other moves
-        # after that turn as well; the crop then lies half a pixel off the centre where one side is
-        # even and the other odd.
+        # The larger patch can be turned by 90 degrees, so it must leave room for the other moves
+        # after that turn as well. The crop is then half a pixel off center if one side is even and
+        # the other odd.
         y, x = self._half_extents(patch_px, (height - width) % 2 / 2)
         vertical = max(vertical, _round_up(x - (height - 1) / 2))
         horizontal = max(horizontal, _round_up(y - (width - 1) / 2))
         return vertical, horizontal
 
     def _half_extents(self, patch_px: Size, off_centre_px: float) -> tuple[float, float]:
-        """Return the extent of the input that is seen, down and across from its center.
+        """Return the visible extent of the input, vertically and horizontally from its center.
 
-        The moves are undone from the last to the first.
+        The moves are inverted from the last to the first.
         """
         height, width = patch_px
         # The shift is the last move, so it is undone first; then tilt, rotation, scale and shear.
@@ -179,7 +179,7 @@ class Geometry(Augmentation):
         """Draw the moves of a batch; see `Augmentation.draw`."""
         draws = uniform(seed, Stream.GEOMETRY, index, epoch, _DRAWS)
         quarters = np.floor(draws[:, :1] * 4) * self.turn
-        # Each move has columns of its own, so that turning one on leaves the others as they were.
+        # Each move has its own columns, so that enabling one does not change the others.
         is_flipped = (draws[:, 1:3] < 0.5) & np.array(self.flips)
         mirror = np.where(is_flipped, np.float32(-1), np.float32(1))
         shift = self._shift(draws[:, 3:5])
@@ -212,7 +212,7 @@ class Geometry(Augmentation):
         )
 
     def _make_movers(self, matrix: Tensor, size: Size, crop: Size) -> tuple[Mover, Mover]:
-        """Return the mover of images, and that of masks, which keep their set of values."""
+        """Return the mover of images and the mover of masks, which adds no new values."""
         if self.is_still:
             cut = partial(_cut, crop=crop)
             return cut, cut
@@ -228,12 +228,12 @@ class Geometry(Augmentation):
 
     def _move_boxes(self, boxes: Tensor, matrix: Tensor, size: Size, crop: Size) -> Tensor:
         corners = move_points(box_corners(boxes, size), matrix[boxes[:, 0].long()])
-        # Where nothing is cut all boxes stay, and the device is not waited for.
+        # If nothing is clipped, all boxes stay, and nothing waits for the device.
         cuts = self.shift_px or not self.moves_whole_pixels or crop != size
         return hull_boxes(boxes, corners, crop, self.box_limits if cuts else None)
 
     def _linear(self, draws: Doubles) -> Doubles:
-        """Return rotation times scale times shear: [B, 2, 2]."""
+        """Return the product of rotation, scale and shear, [B, 2, 2]."""
         angle = np.radians(self.rotate_deg) * (2 * draws[:, 0] - 1)
         scale = self.scale[0] + draws[:, 1] * (self.scale[1] - self.scale[0])
         shear = np.tan(np.radians(self.shear_deg) * (2 * draws[:, 2:4] - 1))
@@ -246,7 +246,7 @@ class Geometry(Augmentation):
     def _shift(self, draws: Floats) -> Floats:
         if self.subpixel:
             return np.float32(self.shift_px) * (2 * draws - 1)
-        # The product can round up to the next whole number, which is one too many.
+        # The product can round up to the next integer, which is one too large.
         steps = np.floor(draws * np.float32(2 * self.shift_px + 1))
         steps = np.minimum(steps, 2 * self.shift_px)
         shift: Floats = steps - np.float32(self.shift_px)
@@ -289,15 +289,15 @@ def _round_up(length_px: float) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moves:
-    """Moves of each sample, before any image size is known; in the order of application.
+    """Moves of each sample in the order of application, independent of the image size.
 
     Args:
-        mirror: [B, 2] -1 or 1, along x and y.
-        quarters: [B] int64, turns by 90 degrees, 0 to 3; x turns toward y.
-        linear: [B, 2, 2], rotation, scale and shear about the center.
-        tilt: [B, 2], the fraction that perspective adds to the distance at the right and the lower
-            edge of the output.
-        shift: [B, 2] px, x and y.
+        mirror: [B, 2] factors -1 or 1, along x and y.
+        quarters: [B] int64 number of turns by 90 degrees, 0 to 3; x turns toward y.
+        linear: [B, 2, 2] rotation, scale and shear about the center.
+        tilt: [B, 2] fraction that perspective adds to the distance at the right and the lower edge
+            of the output.
+        shift: [B, 2] shifts along x and y, in px.
     """
 
     mirror: Tensor
@@ -308,7 +308,7 @@ class Moves:
 
     @classmethod
     def unpack(cls, columns: Tensor) -> "Moves":
-        """Make them of [B, 11], the columns in the order of the arguments."""
+        """Return the moves in [B, 11], with the columns in the order of the arguments."""
         return cls(
             mirror=columns[:, 0:2],
             quarters=columns[:, 2].long(),
@@ -326,36 +326,36 @@ def turn_covers(size: Size, crop: Size) -> bool:
 def compose(moves: Moves, size: Size, crop: Size) -> Tensor:
     """Return the matrix of each sample.
 
-    The crop lies in the middle of the turned input, at whole pixels. Where a quarter turn would not
-    cover the crop, turns are by 180 degrees only.
+    The crop is the center of the turned input, at whole pixels. If a quarter turn would not cover
+    the crop, only turns by 180 degrees are used.
 
     Args:
-        moves: The moves of the samples.
+        moves: Moves of the samples.
         size: (height, width) of the input.
         crop: (height, width) of the output.
 
     Returns:
-        [B, 3, 3] float32; exact where only whole pixels move.
+        Matrices [B, 3, 3] float32, which are exact if only whole pixels move.
     """
     quarters = moves.quarters
     if not turn_covers(size, crop):
         quarters = quarters // 2 * 2
     linear = _multiply(moves.linear, _turns(quarters) * moves.mirror[:, None, :])
     across, down = linear.unbind(dim=-1)
-    # Place to which the centre of the input would move.
+    # position to which the center of the input would move
     start = across * ((size[1] - 1) / 2) + down * ((size[0] - 1) / 2)
     upper = torch.cat((linear, -start[..., None]), dim=-1)
     tilt_x = moves.tilt[:, :1] / (crop[1] / 2)
     tilt_y = moves.tilt[:, 1:] / (crop[0] / 2)
     lower = tilt_x * upper[:, 0] + tilt_y * upper[:, 1]
     lower[:, 2] += 1
-    # So far the centre of the input lies at 0: now it moves to its place in the crop.
+    # So far the center of the input is at 0; now it moves to its position in the crop.
     anchor = _crop_centres(quarters, size, crop) + moves.shift
     return torch.cat((upper + anchor[..., None] * lower[:, None], lower[:, None]), dim=1)
 
 
 def _crop_centres(quarters: Tensor, size: Size, crop: Size) -> Tensor:
-    """Return the center of each turned input in the crop out of its middle: [B, 2] (x, y) px."""
+    """Return the center of each turned input in coordinates of its crop, [B, 2] (x, y) in px."""
     height, width = size
     is_turned = quarters % 2 == 1
     # Scalars, here and below: a small tensor made from a list would wait for the device.
@@ -370,16 +370,16 @@ def _centre_in_crop(length_px: int, crop_px: int) -> float:
 
 
 def _turns(quarters: Tensor) -> Tensor:
-    """Return the matrices of turns by 90 degrees: [B, 2, 2], exact."""
-    # Whole numbers by comparison: cosines would not be exact.
+    """Return the exact matrices of turns by 90 degrees, [B, 2, 2]."""
+    # Integers from comparisons, because cosines would not be exact.
     cosine = (quarters == 0).float() - (quarters == 2).float()
     sine = (quarters == 1).float() - (quarters == 3).float()
     return torch.stack((cosine, -sine, sine, cosine), dim=-1).view(-1, 2, 2)
 
 
 def _multiply(left: Tensor, right: Tensor) -> Tensor:
-    """Return [B, 2, 2] products.
+    """Return the products [B, 2, 2].
 
-    They are written out: a library may round them otherwise for another number of samples.
+    They are written out, because a library may round differently for another number of samples.
     """
     return left[:, :, :1] * right[:, :1] + left[:, :, 1:] * right[:, 1:]

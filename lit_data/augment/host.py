@@ -1,4 +1,4 @@
-"""`Albumentations` and `Torchvision`: transforms of other libraries, run sample by sample in the workers."""
+"""`Albumentations` and `Torchvision`: transforms of other libraries for single samples in workers."""
 
 import os
 import pickle
@@ -28,17 +28,17 @@ _CPU = torch.device("cpu")
 
 
 class HostTransform(Augmentation):
-    """A transform that changes each sample in the worker which reads it, before the batch is made.
+    """A transform that changes each sample in the worker that reads it, before the batch is made.
 
-    Nothing is left to do on the device. It draws from global generators, which are seeded
-    for each sample by (seed, epoch, index), so a sample is the same in any worker, batch and rank,
-    and after a resume.
+    Nothing is left to do on the device. The transform draws from global generators, which are
+    seeded for each sample by (seed, epoch, index). A sample is therefore the same in any worker,
+    batch and rank, and after a resume.
 
     Args:
-        transforms: What is run; pickled if workers are not forked.
+        transforms: Transforms to run, which are pickled if workers are not forked.
 
     Raises:
-        ConfigError: It cannot be pickled.
+        ConfigError: The transforms cannot be pickled.
     """
 
     def __init__(self, transforms: object) -> None:
@@ -54,7 +54,7 @@ class HostTransform(Augmentation):
 
     @property
     def draw_keys(self) -> tuple[str, ...]:
-        """One key, which no batch has: a pipeline has one such step."""
+        """Key that no batch has; it limits a pipeline to one such step."""
         return (_KEY,)
 
     @property
@@ -67,23 +67,23 @@ class HostTransform(Augmentation):
         return {}
 
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
-        """Leave a batch as it is, because its samples were changed already."""
+        """Return a batch unchanged, because its samples have been changed already."""
         return layers
 
     @abstractmethod
     def change(
         self, image: Array, mask: Array | None, boxes: Array | None, seed: int
     ) -> tuple[Any, Any, Any]:
-        """Change a sample.
+        """Transform a sample.
 
         Args:
             image: [C, H, W] uint8 in 0..255 or float32 in 0..1.
-            mask: [K, H, W], or none.
-            boxes: [N, 5] float32 (class, cx, cy, w, h), the last four in fractions; or none.
-            seed: Of all that is drawn; global generators are seeded by it already.
+            mask: [K, H, W], or None.
+            boxes: [N, 5] float32 (class, cx, cy, w, h), the last four in fractions; or None.
+            seed: Seed of all draws; global generators have already been seeded with it.
 
         Returns:
-            The same three, changed.
+            The transformed image, mask and boxes.
         """
 
 
@@ -91,15 +91,16 @@ class HostRows:
     """Samples of a dataset that a `HostTransform` changes as they are written; see `RowWriter`.
 
     Args:
-        dataset: Writes the samples.
-        step: The transform.
-        seed: 0 <= seed < 2**64.
+        dataset: Dataset that writes the samples.
+        step: Transform of the samples.
+        seed: Seed, 0 <= seed < 2**64.
 
     Attributes:
-        isolated: True, as the transform draws from global generators: threads must not share them.
+        isolated: True, because the transform draws from global generators, which threads must not
+            share.
 
     Raises:
-        ConfigError: Samples have no pixels yet, or some that the transform would leave as they are.
+        ConfigError: Samples have no pixels yet, or some that the transform would not change.
     """
 
     isolated = True
@@ -126,10 +127,10 @@ class HostRows:
     def write_into(
         self, rows: Mapping[str, Array], indices: Ints, epoch: int
     ) -> Mapping[str, list[Any]] | None:
-        """Write samples, and change each by numbers of its own stream."""
+        """Write samples, and transform each with its own random stream."""
         texts = self.dataset.write_into(rows, indices, epoch)
         streams = rows["draw"] if "draw" in rows else rows["index"]
-        # The first two words of this stream seed a user's own dataset.
+        # The first two words of this stream seed custom datasets.
         words = random_words(self._seed, Stream.USER, streams, epoch, 4)[:, 2:].astype(np.uint64)
         seeds = (words[:, 0] | words[:, 1] << np.uint64(32)).tolist()
         for number, seed in enumerate(seeds):
@@ -164,16 +165,16 @@ class HostRows:
 def augment_rows(
     dataset: RowWriter, options: Mapping[str, Any], stage: Stage, seed: int
 ) -> RowWriter:
-    """Return a dataset whose samples are changed in the workers, if an augmentation asks for it.
+    """Return a dataset whose samples are augmented in the workers, if its augmentation runs there.
 
     Args:
-        dataset: The samples of a stage.
-        options: With ``augment``, the augmentation of each stage that has one.
-        stage: The stage.
-        seed: Of the samples.
+        dataset: Dataset of the stage.
+        options: Options with ``augment``, the augmentation of each stage that has one.
+        stage: Stage of the samples.
+        seed: Seed of the samples.
 
     Raises:
-        ConfigError: Its samples cannot be changed there.
+        ConfigError: The samples cannot be augmented in workers.
     """
     augment = options.get("augment")
     if not isinstance(augment, Mapping) or not isinstance(augment.get(stage), Augmentation):
@@ -187,17 +188,18 @@ def augment_rows(
 class Albumentations(HostTransform):
     """Transforms of albumentations, which move images, masks and boxes together.
 
-    Needs ``pip install albumentations``, which is the extra ``augment``.
+    This needs ``pip install albumentations``, or the extra ``augment``.
 
     Args:
         transforms: A list of transforms, a pipeline as ``A.to_dict`` gives it, or a YAML or JSON
             file that ``A.save`` wrote. The ``bbox_params`` of a ``Compose`` decide which boxes are
             kept.
         min_box_px: Smallest height and width of a box that is kept.
-        min_box_visible: Smallest fraction of a moved box in the output, for it to be kept.
+        min_box_visible: Smallest fraction of a moved box in the output for the box to be kept.
 
     Raises:
-        ConfigError: Albumentations is not installed or cannot read it; or it cannot be pickled.
+        ConfigError: Albumentations is not installed or cannot read the transforms, or these cannot
+            be pickled.
     """
 
     def __init__(
@@ -256,7 +258,7 @@ class Albumentations(HostTransform):
             pipeline = self._boxed
             values["bboxes"] = _as_edges(boxes)
             values["box_classes"] = boxes[:, 0]
-        # One pair for all: with `set_random_seed` two flips of p=0.5 would always come together.
+        # One pair for all: with `set_random_seed`, two flips of p=0.5 would always coincide.
         pipeline.set_random_state(np.random.default_rng(seed), random.Random(seed))
         changed = pipeline(**values)
         image = _as_planes(changed["image"])
@@ -276,11 +278,11 @@ class Torchvision(HostTransform):
     Args:
         transforms: Transforms to run in turn, or any modules that `ExternalTransform` takes.
         min_box_px: Smallest height and width of a box that is kept.
-        min_box_visible: Smallest fraction of a moved box in the output, for it to be kept.
+        min_box_visible: Smallest fraction of a moved box in the output for the box to be kept.
 
     Raises:
-        ConfigError: They are not modules, or cannot be pickled; later, masks or boxes would not
-            move with the image.
+        ConfigError: The transforms are not modules, or cannot be pickled; later, masks or boxes
+            would not move with the image.
     """
 
     def __init__(
@@ -322,7 +324,7 @@ class Torchvision(HostTransform):
 
 
 def _open_albumentations() -> Any:  # noqa: ANN401 - a module
-    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # it would ask a server at its import
+    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # its import would contact a server
     os.environ.setdefault("ALBUMENTATIONS_NO_TELEMETRY", "1")
     try:
         import albumentations
@@ -351,7 +353,7 @@ def _read_pipeline(library: Any, transforms: Sequence[Any] | Mapping[str, Any] |
 
 
 def _list_leaves(steps: Sequence[Any]) -> list[Any]:
-    """Return all transforms, also those of groups such as ``OneOf``."""
+    """Return all transforms, including those inside groups such as ``OneOf``."""
     leaves = []
     for step in steps:
         inner = getattr(step, "transforms", None)
@@ -363,21 +365,21 @@ def _list_leaves(steps: Sequence[Any]) -> list[Any]:
 
 
 def _as_edges(boxes: Array) -> Array:
-    """[N, 4] (left, top, right, bottom) in fractions, of boxes (class, cx, cy, w, h)."""
+    """Return [N, 4] (left, top, right, bottom) in fractions, of boxes (class, cx, cy, w, h)."""
     centres, halves = boxes[:, 1:3], boxes[:, 3:] / 2
     edges: Array = np.clip(np.hstack((centres - halves, centres + halves)), 0, 1)
     return edges
 
 
 def _as_fractions(classes: Array, edges: Array) -> Array:
-    """[N, 5] (class, cx, cy, w, h) of edges in fractions."""
+    """Return [N, 5] (class, cx, cy, w, h) of edges in fractions."""
     low, high = edges[:, :2], edges[:, 2:]
     boxes: Array = np.hstack((classes[:, None], (low + high) / 2, high - low))
     return boxes
 
 
 def _as_planes(pixels: Any) -> Any:  # noqa: ANN401 - what a transform returns
-    """[C, H, W] of what is [H, W, C] or [H, W]; anything else as it is, to be refused."""
+    """Return [C, H, W] of pixels [H, W, C] or [H, W]; anything else is returned to be refused."""
     if not isinstance(pixels, np.ndarray):
         return pixels
     return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
@@ -404,10 +406,10 @@ def _check_fields(fields: Mapping[str, FieldSpec]) -> None:
 
 
 def _check_result(name: str, changed: Any, stored: Array) -> None:  # noqa: ANN401 - what a transform returns
-    """Refuse what does not fit the rows of a batch.
+    """Refuse a result that does not fit the rows of a batch.
 
     Raises:
-        ConfigError: Size or dtype is another.
+        ConfigError: The size or dtype is wrong.
     """
     if not isinstance(changed, np.ndarray) or changed.dtype != stored.dtype:
         kind = getattr(changed, "dtype", type(changed).__name__)

@@ -22,27 +22,28 @@ _KNOTS = 2049
 _AXIS = 6
 _COLUMNS = 2 * _AXIS + 1
 PASS_PX = (1 << 18, 1 << 24)
-"""Pixels that are drawn together on a CPU, so that what is made of them stays in its cache, and on
-a GPU, where that takes 40 bytes for each."""
+"""Number of pixels that are drawn together: on a CPU, so that intermediate results stay in its
+cache, and on a GPU, where each pixel takes 40 bytes."""
 
 
 class MixUp(Augmentation):
-    """Blend of a sample with another one of its batch, which has the boxes of both.
+    """Blends a sample with another one of its batch; the result has the boxes of both.
 
-    The weight of the sample itself is drawn from Beta(alpha, alpha) as by Zhang et al., "mixup:
-    Beyond empirical risk minimization" (ICLR 2018); boxes as in ultralytics (``data/augment.py``,
-    `MixUp`), whose alpha is 32: both images are seen about equally well. The numbers of a sample
-    come from its own stream; the image that becomes its partner depends on the batch. A batch of
-    one sample stays as it is.
+    The weight of the sample itself is drawn from Beta(alpha, alpha) as in Zhang et al., "mixup:
+    Beyond empirical risk minimization" (ICLR 2018). Boxes are treated as in ultralytics
+    (``data/augment.py``, `MixUp`), whose alpha of 32 makes both images about equally visible. The
+    numbers of a sample come from its own stream; its partner depends on the batch. A batch of one
+    sample does not change.
 
     If boxes are mixed, this waits for the device, because their number changes.
 
     Args:
         probability: Fraction of the samples that are blended.
-        alpha: Above 0; small numbers leave one of the two images faint.
+        alpha: Parameter of the Beta distribution, above 0; small numbers make one of the two images
+            faint.
 
     Raises:
-        ConfigError: An argument is out of its range; later, that there are masks, which cannot be
+        ConfigError: An argument is out of its range; later, there are masks, which cannot be
             blended.
     """
 
@@ -55,11 +56,11 @@ class MixUp(Augmentation):
             )
         self.probability = probability
         self.alpha = float(alpha)
-        self._kornia = RandomMixUpV2()  # of which the numbers are given
+        self._kornia = RandomMixUpV2()  # it gets the drawn numbers
 
     @property
     def draw_keys(self) -> tuple[str, ...]:
-        """``augment_mixup`` [B, 2] float32: the weight of the sample itself, and its partner.
+        """Key of ``augment_mixup`` [B, 2] float32: the weight of the sample itself, and its partner.
 
         The weight is 1 if the sample is not blended. The partner is a number in [0, 1), which
         `transform` spreads over the other samples of the batch.
@@ -85,7 +86,7 @@ class MixUp(Augmentation):
         return {_KEY: torch.from_numpy(np.stack((weight, partner), axis=1).astype(np.float32))}
 
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
-        """Blend as drawn."""
+        """Blend samples with the drawn weights and partners."""
         samples = len(layers.images)
         if self.is_off or samples == 1:
             return layers
@@ -93,7 +94,7 @@ class MixUp(Augmentation):
             raise ConfigError("MixUp is not defined for masks: remove it")
         weight, choice = draws[_KEY].unbind(dim=1)
         sample = torch.arange(samples, device=weight.device)
-        # The product can round up to the number of the other samples.
+        # The product can round up to the number of other samples.
         step = 1 + (choice * (samples - 1)).long().clamp_(max=samples - 2)
         partner = torch.where(weight < 1, (sample + step) % samples, sample)
         blend = {"mixup_pairs": partner, "mixup_lambdas": 1 - weight}
@@ -108,14 +109,15 @@ def _join_boxes(boxes: Tensor, sample: Tensor, partner: Tensor) -> Tensor:
     A sample that is its own partner keeps its boxes.
     """
     owner = boxes[:, 0]
-    # A box belongs to its own sample and to all whose partner that is: pairs of (sample, box).
+    # A box belongs to its own sample and to all samples that have it as their partner: pairs of
+    # (sample, box).
     belongs = (owner == sample[:, None]) | (owner == partner[:, None])
     row, box = belongs.nonzero(as_tuple=True)
     return torch.cat((row[:, None].to(boxes.dtype), boxes[box, 1:]), dim=1)
 
 
 def invert_beta(levels: Floats, alpha: float) -> Doubles:
-    """Return numbers of Beta(alpha, alpha) from uniform ones."""
+    """Return Beta(alpha, alpha) numbers from uniform ones."""
     logits, probability = _tabulate_beta(alpha)
     logit = np.interp(levels, probability, logits)
     numbers: Doubles = (1 + np.tanh(logit / 2)) / 2
@@ -126,8 +128,8 @@ def invert_beta(levels: Floats, alpha: float) -> Doubles:
 def _tabulate_beta(alpha: float) -> tuple[Doubles, Doubles]:
     """Return logits, and the probability that Beta(alpha, alpha) stays below each.
 
-    As a logit it has a single hump for any alpha, with density (x (1 - x))^alpha; its tails end
-    where e^-20 is left.
+    The distribution of the logit has a single peak for any alpha, with density (x (1 - x))^alpha;
+    its tails end where e^-20 is left.
     """
     end = 20 / alpha + np.sqrt(80 / alpha)
     logits = np.linspace(-end, end, _KNOTS)
@@ -137,21 +139,21 @@ def _tabulate_beta(alpha: float) -> tuple[Doubles, Doubles]:
 
 
 def pack_tiles(plan: MosaicPlan, places_px: Ints, tiles: int) -> Tensor:
-    """Return a plan as one tensor, which crosses to the device in one copy.
+    """Return a plan as one tensor, which reaches the device in one copy.
 
     Args:
         plan: Mosaics whose images are numbers of samples of the same batch.
         places_px: [B, 4] (top, left, bottom, right) of each image in its own sample.
-        tiles: The most tiles of a sample.
+        tiles: Largest number of tiles in a sample.
 
     Returns:
-        [B, 1 + tiles, 13] float32; the first of each sample stands for pixels without a tile. For
-        y, and again for x: the window's first pixel and the one behind its last, pixels of the
-        source for one of the window, place in the source of pixel 0, first and last pixel of the
-        source; then the number of the sample it comes from.
+        [B, 1 + tiles, 13] float32; the first row of each sample stands for pixels without a tile.
+        The columns are, for y and again for x: start and stop of the window, source pixels for each
+        pixel of the window, position of pixel 0 in the source, first and last pixel of the source.
+        The last column is the number of the source sample.
     """
     step = 1 / plan.scale[:, None]
-    # Images lie in the middle of their samples, so places count from there.
+    # Images are centered in their samples, so positions count from there.
     sources_px = places_px[plan.image]
     first = 0.5 * step - plan.origin - 0.5 + sources_px[:, :2]
     columns = []
@@ -159,7 +161,7 @@ def pack_tiles(plan: MosaicPlan, places_px: Ints, tiles: int) -> Tensor:
         columns += [plan.window[:, axis], plan.window[:, 2 + axis], step[:, 0], first[:, axis]]
         columns += [sources_px[:, axis], sources_px[:, 2 + axis] - 1]
     columns.append(plan.image)
-    # Rows ascend: the tiles of a sample are numbered from where its row begins.
+    # Rows ascend: the tiles of a sample are numbered from the beginning of its row.
     number_in_sample = np.arange(len(plan)) - np.searchsorted(plan.row, plan.row)
     packed = np.zeros((len(places_px), 1 + tiles, _COLUMNS), np.float32)
     packed[plan.row, 1 + number_in_sample] = np.stack(columns, axis=1)
@@ -167,22 +169,22 @@ def pack_tiles(plan: MosaicPlan, places_px: Ints, tiles: int) -> Tensor:
 
 
 def draw_tiles(images: Tensor, tiles: Tensor) -> Tensor:
-    """Draw mosaics: each pixel is weighed from the four pixels around its place in its tile.
+    """Draw mosaics by bilinear interpolation of each pixel in its tile.
 
-    These are looked up by one index for all channels, which on a CPU core takes a third of the time
-    of a `grid_sample` over (sample, y, x), and leaves bytes as they are until they are weighed.
+    The four neighbors are looked up by one index for all channels. On a CPU core this takes a third
+    of the time of a `grid_sample` over (sample, y, x), and keeps bytes until they are weighted.
     Nothing waits for the device.
 
     Args:
-        images: [B, C, H, W] of 0..255, bytes or not, each image alone in its sample.
+        images: [B, C, H, W] in 0..255, bytes or not, each image alone in its sample.
         tiles: [B, 1 + tiles, 13] of `pack_tiles`, on the same device.
 
     Returns:
-        [B, C, H, W] float32 in 0..1, gray where there is no tile.
+        Mosaics [B, C, H, W] float32 in 0..1, gray where there is no tile.
     """
     batch, channels, height, width = images.shape
-    # Row c holds channel c of the first image, and behind it all that follows: one index serves all
-    # channels.
+    # Row c starts with channel c of the first image and continues with all that follows, so that
+    # one index works for all channels.
     plane_px = height * width
     planes = images.flatten().unfold(0, ((batch - 1) * channels + 1) * plane_px, plane_px)
     mosaics = torch.empty(images.shape, dtype=torch.float32, device=images.device)
@@ -194,17 +196,16 @@ def draw_tiles(images: Tensor, tiles: Tensor) -> Tensor:
 
 
 def _draw_some(mosaics: Tensor, planes: Tensor, tiles: Tensor) -> None:
-    """Draw into samples [n, C, H, W] from the planes of all."""
+    """Draw into samples [n, C, H, W] from the planes of all samples."""
     channels, height, width = mosaics.shape[1:]
     down = _trace(tiles[..., :_AXIS], height)
     right = _trace(tiles[..., _AXIS : 2 * _AXIS], width)
     number = torch.arange(tiles.shape[1], device=tiles.device, dtype=tiles.dtype)
-    # Windows do not overlap, so each sum has one number in it; a few whole numbers are exact in any
-    # precision.
+    # Windows do not overlap, so each sum has one term; small integers are exact in any precision.
     numbers = (down.inside * number[:, None]).transpose(1, 2) @ right.inside
     tile = numbers.long()[:, None]
     is_covered = numbers.clamp_(max=1)
-    # Number of a pixel's row among those of all samples, by its tile; columns are added to it.
+    # index of a pixel's row among those of all samples, by its tile; columns are added to it
     rows = tiles[..., -1:].long() * (channels * height * width) + down.pixel * width
     index = _look_up(rows[..., None], tile) + _look_up(right.pixel[:, :, None], tile)
     weights = _weigh(
@@ -214,7 +215,7 @@ def _draw_some(mosaics: Tensor, planes: Tensor, tiles: Tensor) -> None:
     )
     mosaics.copy_(torch.sub(1, is_covered).mul_(FILL / 255)[:, None])
     flat = index.view(1, -1).expand(channels, -1)
-    # Steps to the pixel below and beside; none in images of one row or column.
+    # steps to the pixel below and to the right; 0 in images of one row or column
     below, beside = width * (height > 1), int(width > 1)
     for start, weight in zip((0, beside, below, below + beside), weights, strict=True):
         corner = planes[:, start:].gather(1, flat).view(channels, *index.shape).transpose(0, 1)
@@ -222,20 +223,20 @@ def _draw_some(mosaics: Tensor, planes: Tensor, tiles: Tensor) -> None:
 
 
 class _Axis(NamedTuple):
-    """One axis of the tiles, for each pixel of the output along it: [B, tiles, length] each."""
+    """One axis of the tiles, for each output pixel along it; all [B, tiles, length]."""
 
     inside: Tensor
-    """float32, 1 in the window."""
+    """Float32, 1 inside the window."""
     pixel: Tensor
-    """int64, the upper or left one of the two pixels to look at."""
+    """Int64, the upper or left one of the two pixels to read."""
     fraction: Tensor
-    """float32, weight of the other one."""
+    """Float32, weight of the other pixel."""
 
 
 def _trace(columns: Tensor, length: int) -> _Axis:
     low, high, step, first, start, end = columns[..., None].unbind(dim=2)
     pixels = torch.arange(length, device=columns.device, dtype=columns.dtype)
-    # Beyond its edges a tile repeats them, so that no grey comes in.
+    # A tile repeats its edges beyond them, so that no gray is blended in.
     position = (pixels * step + first).clamp(start, end)
     pixel = torch.minimum(position.floor(), end - 1).clamp_(min=0)
     inside = (pixels >= low) & (pixels < high)
@@ -250,9 +251,9 @@ def _look_up(values: Tensor, tile: Tensor) -> Tensor:
 def _weigh(
     down: Tensor, right: Tensor, is_covered: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the weights of the four pixels around a place, upper left first: [B, H, W] each.
+    """Return the weights of the four pixels around a position, upper left first, [B, H, W] each.
 
-    They take 0..255 to 0..1.
+    The weights also scale 0..255 to 0..1.
     """
     total = is_covered * (1 / 255)
     lower = total * down

@@ -28,16 +28,16 @@ from lit_data.core.types import Floats
 Planes = Floats
 Numbers = TypeVar("Numbers", Tensor, Planes)
 _TRUNCATE = 3.0
-"""Standard deviations that a kernel reaches; the rest of the Gaussian is 0.3 %."""
+"""Radius of a kernel in standard deviations; the rest of the Gaussian is 0.3 %."""
 _STEPS = 65536
-"""Steps of a gray value, as whole numbers of which rows are summed."""
+"""Number of integer steps that gray values are rounded to before rows are summed."""
 _LEAST_WEIGHT = 1e-6
 """Smaller weights at the ends of a kernel are left out on a CPU."""
 
 _CPU = torch.device("cpu")
 FIELD_PX = 1024
 NOISE_DRAWS = 3
-"""Draws of one window: row, column, sign."""
+"""Number of draws for one window: row, column, sign."""
 
 _KEY = "augment_photometry"
 _BLUR_KEY = "augment_blur"
@@ -45,29 +45,29 @@ _GAIN = 0
 _NOISE = 1
 _WINDOW = slice(2, 2 + NOISE_DRAWS)
 _FIRST = 2 + NOISE_DRAWS
-"""Numbers drawn first: gain, noise, and the window of the noise."""
+"""Number of first draws: gain, noise, and the window of the noise."""
 _OFFSET, _CONTRAST, _GAMMA, _BLUR = range(_FIRST, _FIRST + 4)
 _MORE = 4
-"""Numbers drawn after the first of all channels, so that those stay as they were."""
+"""Number of draws after the first ones of all channels, which therefore stay the same."""
 _SHARED = (_GAIN, _NOISE, _OFFSET, _CONTRAST, _GAMMA, _BLUR)
 """All but the window of the noise, which no two images share."""
 _OFF = np.array([0.5, 0.0, 0.5, 0.5, 0.5, 0.0], np.float32)
-"""Numbers that leave an image as it is, in the order of `_SHARED`."""
+"""Numbers that do not change an image, in the order of `_SHARED`."""
 
 
 def gaussian_weights(sigma_px: Planes, largest_px: float) -> Planes:
-    """Return kernels along one axis, all as long as the widest needs.
+    """Return kernels along one axis, all as long as the widest one needs.
 
     Args:
-        sigma_px: [...] standard deviations; 0 leaves an image as it is.
-        largest_px: The largest that may occur.
+        sigma_px: [...] standard deviations; 0 does not change an image.
+        largest_px: Largest possible standard deviation.
 
     Returns:
-        [..., taps] float32 with sum 1.
+        Kernels [..., taps] float32 with sum 1.
     """
     radius = math.ceil(_TRUNCATE * largest_px)
     distance = np.arange(-radius, radius + 1)
-    # So narrow a Gaussian has its weight in the middle tap alone, and needs no division by 0.
+    # Such a narrow Gaussian has all its weight in the middle tap, and avoids a division by 0.
     sigma = np.maximum(sigma_px.astype(np.float64), 1e-3)[..., None]
     weights = np.exp(-(distance**2) / (2 * sigma**2))
     normalised: Planes = (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
@@ -75,7 +75,7 @@ def gaussian_weights(sigma_px: Planes, largest_px: float) -> Planes:
 
 
 def blur(images: Tensor, weights: Tensor) -> Tensor:
-    """Convolve each image with a kernel of its own along both axes; the edge is repeated.
+    """Convolve each image with its own kernel along both axes, repeating the edges.
 
     Args:
         images: [B, C, H, W] float32.
@@ -88,7 +88,7 @@ def blur(images: Tensor, weights: Tensor) -> Tensor:
     if not len(planes):
         return images
     if len(planes) == 1:
-        # A single plane would not be a grouped convolution, and be summed in another order.
+        # A single plane would not be a grouped convolution, and would be summed in another order.
         return blur(images.expand(2, -1, -1, -1), weights.expand(2, -1, -1))[:1]
     kernels = weights.reshape(len(planes), -1)
     blurred: Tensor = filter2d_separable(planes, kernels, kernels, border_type="replicate")
@@ -98,7 +98,8 @@ def blur(images: Tensor, weights: Tensor) -> Tensor:
 def plane_means(images: Tensor) -> Tensor:
     """Return the mean of each image, the same on any device.
 
-    A row is summed by itself; the rows as whole numbers, whose sum is the same in any order.
+    Each row is summed separately, and the rows are added as integers, whose sum is the same in any
+    order.
 
     Args:
         images: [B, C, H, W] float32 in 0..1.
@@ -114,9 +115,9 @@ def plane_means(images: Tensor) -> Tensor:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 @lru_cache(maxsize=4)
 def noise_field(device: torch.device) -> Tensor:
-    """Return the field of noise: [FIELD_PX, FIELD_PX] float32, the same everywhere.
+    """Return the noise field, [FIELD_PX, FIELD_PX] float32, which is the same on all machines.
 
-    It is normal with variance 1 (Box and Muller, 1958).
+    It is normally distributed with variance 1 (Box and Muller, 1958).
     """
     draws = uniform(0, Stream.NOISE, np.arange(FIELD_PX), 0, FIELD_PX).astype(np.float64)
     # Two uniform numbers make two normal ones.
@@ -126,15 +127,15 @@ def noise_field(device: torch.device) -> Tensor:
 
 
 def noise_windows(draws: Tensor, height_px: int, width_px: int) -> Tensor:
-    """Return windows of the field, wrapped at its edges.
+    """Return windows of the noise field, wrapped at its edges.
 
     Args:
         draws: [..., NOISE_DRAWS] float32 in [0, 1).
-        height_px: Rows of a window.
-        width_px: Columns of a window.
+        height_px: Number of rows in a window.
+        width_px: Number of columns in a window.
 
     Returns:
-        [..., height_px, width_px] float32 normal noise with variance 1, on the device of the draws.
+        Normal noise [..., height_px, width_px] float32 with variance 1, on the device of the draws.
     """
     if runs_on_cpu(draws):
         return _cut_windows(draws, height_px, width_px)
@@ -148,7 +149,7 @@ def noise_windows(draws: Tensor, height_px: int, width_px: int) -> Tensor:
 
 
 def _cut_windows(draws: Tensor, height_px: int, width_px: int) -> Tensor:
-    """Do the same on a CPU, where a slice of the field is copied far faster than an index."""
+    """Do the same on a CPU, where copying a slice of the field is far faster than indexing it."""
     flat = draws.reshape(-1, NOISE_DRAWS).numpy()
     windows = np.empty((len(flat), height_px, width_px), np.float32)
     for window, drawn in zip(windows, flat, strict=True):
@@ -157,7 +158,7 @@ def _cut_windows(draws: Tensor, height_px: int, width_px: int) -> Tensor:
 
 
 def _cut_window(drawn: Planes, height_px: int, width_px: int) -> tuple[Planes, np.float32]:
-    """Return a window of the field, and the sign that its values get."""
+    """Return a window of the field, and the sign of its values."""
     field = noise_field(_CPU).numpy()
     sign = np.float32(-1 if drawn[2] < 0.5 else 1)
     top, left = int(drawn[0] * FIELD_PX), int(drawn[1] * FIELD_PX)
@@ -169,12 +170,12 @@ def _cut_window(drawn: Planes, height_px: int, width_px: int) -> tuple[Planes, n
 
 
 class Photometry(Augmentation):
-    """Brightness and sharpness of images; masks and boxes stay.
+    """Changes brightness and sharpness of images, but not masks and boxes.
 
-    In this order: blur, contrast, gain, offset, gamma, noise; then values are clipped to 0..1. A
-    change of 0 is skipped, and with all at 0 no pixel changes. With g a uniform number from [-1,
-    1], an image x becomes ``((x - mean) * (1 + contrast * g) + mean) * (1 + gain * g) + offset *
-    g``, raised to ``1 + gamma * g``.
+    The order is blur, contrast, gain, offset, gamma, noise; then values are clipped to 0..1. A
+    change of 0 is skipped, and with all at 0 no pixel changes. With uniform numbers g from [-1, 1],
+    an image x becomes ``((x - mean) * (1 + contrast * g) + mean) * (1 + gain * g) + offset * g``,
+    raised to ``1 + gamma * g``.
 
     Args:
         gain: Largest change of the factor.
@@ -185,9 +186,10 @@ class Photometry(Augmentation):
             blur_px].
         noise: Largest standard deviation of added noise, in units of the 0..1 value range; drawn
             for each image from [0, noise].
-        probability: That each of these changes is applied to an image, drawn separately for each.
-        registered: All channels of a sample use the same numbers, as in one exposure; each has its
-            own noise.
+        probability: Probability that a change is applied to an image, drawn separately for each
+            change.
+        registered: Use the same numbers for all channels of a sample, as in one exposure; each
+            channel has its own noise.
 
     Raises:
         ConfigError: A size is negative, gain, contrast or gamma is not below 1, or the probability
@@ -225,7 +227,7 @@ class Photometry(Augmentation):
 
     @property
     def draw_keys(self) -> tuple[str, ...]:
-        """``augment_photometry`` [B, C, 9] in [0, 1), ``augment_blur`` [B, C, taps]; float32."""
+        """Keys of ``augment_photometry`` [B, C, 9] in [0, 1), ``augment_blur`` [B, C, taps]; float32."""
         return _KEY, _BLUR_KEY
 
     @property
@@ -241,7 +243,7 @@ class Photometry(Augmentation):
         count = channels * (_FIRST + _MORE + len(_OFF))
         draws = uniform(seed, Stream.PHOTOMETRY, index, epoch, count)
         ends = [channels * _FIRST, channels * (_FIRST + _MORE)]
-        # All are drawn whether they are used or not, so that no option moves the numbers of others.
+        # All numbers are drawn even if unused, so that no option changes those of others.
         first, more, chance = np.split(draws, ends, axis=1)
         first, more = _by_channel(first, channels), _by_channel(more, channels)
         numbers = np.concatenate((first, more), axis=-1)
@@ -256,7 +258,7 @@ class Photometry(Augmentation):
         return tensors
 
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
-        """Expose each image as drawn."""
+        """Apply the drawn exposure to each image."""
         if self.is_off:
             return layers
         expose = self._expose_samples if runs_on_cpu(layers.images) else self._expose
@@ -267,7 +269,7 @@ class Photometry(Augmentation):
         numbers = _signed(drawn)[..., None, None]
         if weights is not None:
             images = blur(images, weights)
-        # Kornia would cut values to 0..1 after each step, and not at the end alone.
+        # Kornia would clip values to 0..1 after each step, and not only at the end.
         if self.contrast:
             means = plane_means(images)
             contrast = 1 + self.contrast * numbers[:, :, _CONTRAST]
@@ -280,7 +282,7 @@ class Photometry(Augmentation):
             images = adjust_brightness(images, added, clip_output=False)
         if self.gamma:
             exponent = 1 + self.gamma * numbers[:, :, _GAMMA]
-            # Its default gain would be brought to the device, which waits for it.
+            # The default gain would be copied to the device, which waits for it.
             images = adjust_gamma(images.clamp(0, 1), exponent, torch.ones_like(exponent))
         if self.noise:
             windows = noise_windows(drawn[..., _WINDOW], *images.shape[2:])
@@ -288,11 +290,11 @@ class Photometry(Augmentation):
         return images.clamp(0, 1)
 
     def _find_line(self, numbers: Planes, means: Planes | None) -> tuple[Planes, Planes]:
-        """Return the factor of each image, and the number to add to it: [C, 1, 1].
+        """Return the factor of each image, and the number to add to it, [C, 1, 1] each.
 
         Args:
-            numbers: [C, 9, 1, 1] in [-1, 1).
-            means: [C, 1, 1] of the images; None where the contrast stays.
+            numbers: Drawn numbers [C, 9, 1, 1] in [-1, 1).
+            means: Means [C, 1, 1] of the images; None if the contrast does not change.
         """
         factor = 1 + self.gain * numbers[:, _GAIN]
         added = self.offset * numbers[:, _OFFSET]
@@ -304,9 +306,9 @@ class Photometry(Augmentation):
         return factor, added
 
     def _expose_samples(self, images: Tensor, drawn: Tensor, weights: Tensor | None) -> Tensor:
-        """Do the same on a CPU by OpenCV, sample by sample: a third of the time.
+        """Do the same on a CPU with OpenCV, sample by sample, in a third of the time.
 
-        A sample stays in the caches of the processor.
+        A single sample stays in the processor's caches.
         """
         exposed = reused(images.shape)
         sources, targets, numbers = images.numpy(), exposed.numpy(), drawn.numpy()
@@ -322,7 +324,7 @@ class Photometry(Augmentation):
         return exposed
 
     def _expose_sample(self, source: Planes, drawn: Planes, out: Planes) -> None:
-        """Do all that follows the blur, from [C, H, W] into [C, H, W], which may be the same."""
+        """Apply all changes after the blur, from [C, H, W] into [C, H, W], which may be the same."""
         import cv2
 
         flat = out.reshape(-1, out.shape[-1])
@@ -335,7 +337,7 @@ class Photometry(Augmentation):
         if self.offset or self.contrast:
             np.add(out, added, out=out)
         if self.gamma:
-            # Logarithm and exponential take half of the time of a power; the log of 0 is -inf.
+            # Logarithm and exponential take half the time of a power; the log of 0 is -inf.
             cv2.log(_clip(flat), dst=flat)
             np.multiply(out, 1 + self.gamma * numbers[:, _GAMMA], out=out)
             cv2.exp(flat, dst=flat)
@@ -350,7 +352,7 @@ def _blur_planes(source: Planes, kernels: Planes, out: Planes) -> Planes:
     import cv2
 
     for plane, kernel, row in zip(source, kernels, out, strict=True):
-        # A kernel is as long as the widest one: a narrow one needs few of its taps.
+        # A kernel is as long as the widest one, but a narrow one needs few of its taps.
         taps = kernel[kernel > _LEAST_WEIGHT]
         cv2.sepFilter2D(plane, cv2.CV_32F, taps, taps, dst=row, borderType=cv2.BORDER_REPLICATE)
     return out
@@ -376,11 +378,11 @@ def _signed(numbers: Numbers) -> Numbers:
 class SingleTexture(nn.Module):
     """Small independent shift, gain and noise for each channel of one texture.
 
-    They make target and references of it.
+    They turn the texture into target and references.
 
     Args:
-        shift_px: Largest shift along each axis, between pixels too (bilinear).
-        gain: Each channel is multiplied by a factor in [1 - gain, 1 + gain].
+        shift_px: Largest shift along each axis, by fractions of a pixel too (bilinear).
+        gain: Largest change of a channel's factor, which is in [1 - gain, 1 + gain].
         noise: Standard deviation of the noise of each channel, in units of the 0..1 value range.
 
     Raises:
@@ -401,7 +403,7 @@ class SingleTexture(nn.Module):
     def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:
         """Draw the parameters of a batch.
 
-        Those of a sample are a pure function of (seed, epoch, its index).
+        The parameters of a sample are a pure function of (seed, epoch, its index).
 
         Returns:
             ``nuisance`` [B, C, 6] float32 in [0, 1), on the host.

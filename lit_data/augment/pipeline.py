@@ -1,4 +1,4 @@
-"""Pipelines: augmentations one after the other, and ready ones with the values that people use."""
+"""Pipelines of augmentations, and ready-made ones with common values."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -22,13 +22,13 @@ from lit_data.core.types import Size, Stage
 
 
 def as_augmentation(value: object) -> Augmentation | None:
-    """Return the augmentation for a value that the user gave.
+    """Return the augmentation for a configured value.
 
     Args:
-        value: An augmentation, any other torch module (see `ExternalTransform`), or none.
+        value: An augmentation, any other torch module (see `ExternalTransform`), or None.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: The value is none of these.
     """
     if value is None or isinstance(value, Augmentation):
         return value
@@ -43,13 +43,13 @@ def stage_augmentations(value: object, batch_keys: Collection[str]) -> dict[Stag
     """Return the augmentation of each stage that has one.
 
     Args:
-        value: None, one augmentation (for training alone), or a mapping of stage to augmentation or
-            none.
-        batch_keys: Of the samples: ``mask`` and ``boxes`` move with their images.
+        value: None, one augmentation (only for training), or a mapping from stages to augmentations
+            or None.
+        batch_keys: Keys of the samples: ``mask`` and ``boxes`` move with their images.
 
     Raises:
-        ConfigError: A stage is unknown, or a value is not an augmentation, or does not move masks
-            or boxes.
+        ConfigError: A stage is unknown, a value is not an augmentation, or an augmentation does not
+            move masks or boxes.
     """
     values: Mapping[Any, object] = value if isinstance(value, Mapping) else {"train": value}
     augmentations: dict[Stage, Augmentation] = {}
@@ -59,14 +59,14 @@ def stage_augmentations(value: object, batch_keys: Collection[str]) -> dict[Stag
         augmentation = as_augmentation(stage_value)
         if augmentation is None:
             continue
-        if stage != "predict":  # which has images alone
+        if stage != "predict":  # which has only images
             augmentation.check_layers(masks="mask" in batch_keys, boxes="boxes" in batch_keys)
         augmentations[stage] = augmentation
     return augmentations
 
 
 class Pipeline(Augmentation):
-    """Augmentations that run one after the other, each with the numbers of its own stream.
+    """Runs augmentations in turn, each with the numbers of its own stream.
 
     Args:
         steps: Augmentations; other torch modules become `ExternalTransform`.
@@ -81,8 +81,8 @@ class Pipeline(Augmentation):
         augmentations = [as_augmentation(step) for step in steps]
         self.steps = nn.ModuleList(step for step in augmentations if step is not None)
         for step in self._each():
-            self.crop_px = step.crop_px or self.crop_px  # the last crop is what comes out
-        # Numbers travel by their keys, so each kind of step can be in a pipeline once.
+            self.crop_px = step.crop_px or self.crop_px  # the last crop gives the output
+        # Numbers are stored by key, so each kind of step can be in a pipeline only once.
         for key, times in Counter(self.draw_keys).items():
             if times > 1:
                 raise ConfigError(f"two steps of the pipeline draw {key!r}: join them into one")
@@ -102,7 +102,7 @@ class Pipeline(Augmentation):
 
     @property
     def takes_bytes(self) -> bool:
-        """Always: steps that need floats get them."""
+        """True, because steps that need floats get them."""
         return True
 
     @property
@@ -116,7 +116,7 @@ class Pipeline(Augmentation):
             step.check_layers(masks=masks, boxes=boxes)
 
     def margin_px(self, patch_px: Size) -> tuple[int, int]:
-        """Return the sum over the steps; see `Augmentation.margin_px`."""
+        """Return the sum of the steps' margins; see `Augmentation.margin_px`."""
         vertical, horizontal = 0, 0
         for step in self._each():
             step_vertical, step_horizontal = step.margin_px(patch_px)
@@ -132,7 +132,7 @@ class Pipeline(Augmentation):
         return draws
 
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
-        """Run the steps."""
+        """Run the steps in turn."""
         for step in self._each():
             # On a CPU bytes stay bytes up to the first step that needs floats.
             if not step.takes_bytes:
@@ -147,8 +147,8 @@ class Pipeline(Augmentation):
 class StripeAugment(Pipeline):
     """Flips, turns by 90 degrees and whole-pixel shifts, then gain and noise.
 
-    The geometry moves whole pixels only, so pixel values and masks keep their set of values. Beyond
-    its edges a patch is reflected. Samples that are not square rotate by 180 degrees only. See
+    The geometry moves only whole pixels, so it adds no new values to images and masks. A patch is
+    reflected beyond its edges. Samples that are not square turn only by 180 degrees. See
     `stripe_augment` for one that does more.
 
     Args:
@@ -157,7 +157,7 @@ class StripeAugment(Pipeline):
         shift_px: Largest shift along each axis. 0 by default: reflected edges show a
             misregistration of the opposite sign, which taught a net to overlook thin scratches
             (test average precision of the stripe experiment 0.79 with 4 px, 0.92 without).
-        gain: Each image is multiplied by a factor in [1 - gain, 1 + gain].
+        gain: Largest change of an image's factor, which is in [1 - gain, 1 + gain].
         noise: Largest standard deviation of the added noise, in units of the 0..1 value range;
             drawn for each image from [0, noise].
 
@@ -197,27 +197,28 @@ def stripe_augment(
     noise: float = 0.02,
     registered: bool = False,
 ) -> Pipeline:
-    """Augment target, references and mask: one geometry for all, an exposure for each image.
+    """Return an augmentation of target, references and mask.
 
-    `StripeAugment` is the part of it that copies whole pixels. Rotation and scale interpolate,
-    which also softens thin defects. The ranges are small on purpose and were not tuned: inspected
-    parts have almost the same position and lighting.
+    All of them share one geometry, and each image has its own exposure. `StripeAugment` is the part
+    of it that copies whole pixels. Rotation and scale interpolate, which also softens thin defects.
+    The ranges are small on purpose and were not tuned, because inspected parts have almost the same
+    position and lighting.
 
     Args:
         flip: Mirror left-right and top-bottom, each with probability 1/2.
         turn: Turn by a random multiple of 90 degrees.
-        shift_px: Largest shift along each axis, whole pixels.
+        shift_px: Largest shift along each axis, in whole pixels.
         rotate_deg: Largest rotation, either way.
         scale: Smallest and largest factor.
-        crop_px: Size of the output, one number or (height, width); none keeps that of the input.
-        padding: `reflect`, `zeros` or `border`.
-        gain: See `Photometry`, as for the following.
+        crop_px: Size of the output, one number or (height, width); None keeps that of the input.
+        padding: Values outside the input: `reflect`, `zeros` or `border`.
+        gain: Largest change of the factor; see `Photometry` for this and the following.
         offset: Largest number added.
         contrast: Largest change of contrast.
         gamma: Largest change of the exponent.
         blur_px: Largest standard deviation of the blur.
         noise: Largest standard deviation of the noise.
-        registered: Target and references share their exposure.
+        registered: Let target and references share their exposure.
     """
     geometry = Geometry(
         flip_left_right=flip,
@@ -260,31 +261,31 @@ def detection_augment(
     mixup: float = 0.0,
     mixup_alpha: float = 32.0,
 ) -> Pipeline:
-    """Augment RGB images with boxes.
+    """Return an augmentation of RGB images with boxes.
 
     Defaults are those of ultralytics (``ultralytics/cfg/default.yaml``: ``fliplr`` 0.5, ``scale``
     0.5, no rotation, shear or perspective, ``hsv_h`` 0.015, ``hsv_s`` 0.7, ``hsv_v`` 0.4); its
-    ``translate`` of 0.1 is a tenth of the side, here 32 px for 320. Its gray border is 0 here: a
-    mirrored object would have no box. As there, blended samples are moved separately, and have the
-    same color changes.
+    ``translate`` of 0.1 is a tenth of the side, here 32 px for 320. The border is 0 instead of
+    gray, and is not reflected, because a mirrored object would have no box. As in ultralytics,
+    blended samples are moved separately and have the same color changes.
 
     Args:
         flip_left_right: Mirror left-right with probability 1/2.
         flip_top_bottom: Mirror top-bottom with probability 1/2.
-        shift_px: Largest shift along each axis, whole pixels.
+        shift_px: Largest shift along each axis, in whole pixels.
         rotate_deg: Largest rotation, either way.
         scale: Smallest and largest factor.
         shear_deg: Largest shear along each axis.
         perspective: Largest tilt, as a fraction.
-        crop_px: Size of the output, one number or (height, width); none keeps that of the input.
-        padding: `reflect`, `zeros` or `border`.
+        crop_px: Size of the output, one number or (height, width); None keeps that of the input.
+        padding: Values outside the input: `reflect`, `zeros` or `border`.
         hue: Largest turn of the hue, as a fraction of the color circle.
         saturation: Largest change of the saturation, as a fraction.
         value: Largest change of the value, as a fraction.
         min_box_px: Smallest height and width of a box that is kept.
-        min_box_visible: Smallest fraction of a moved box in the output, for it to be kept.
+        min_box_visible: Smallest fraction of a moved box in the output for the box to be kept.
         mixup: Fraction of the samples that are blended with another one, see `MixUp`.
-        mixup_alpha: Of the Beta distribution of the weight of the sample itself.
+        mixup_alpha: Parameter of the Beta distribution that the sample's own weight is drawn from.
     """
     geometry = Geometry(
         flip_left_right=flip_left_right,
@@ -299,7 +300,7 @@ def detection_augment(
         min_box_px=min_box_px,
         min_box_visible=min_box_visible,
     )
-    # As in ultralytics: samples are blended after they were moved, and before their colours.
+    # As in ultralytics, samples are blended after they are moved, and before their color changes.
     blend = MixUp(probability=mixup, alpha=mixup_alpha)
     return Pipeline([geometry, blend, ColourJitter(hue=hue, saturation=saturation, value=value)])
 
@@ -320,28 +321,29 @@ def segmentation_augment(
     geometry_probability: float = 0.2,
     photometry_probability: float = 0.15,
 ) -> Pipeline:
-    """Augment images with label masks; all channels of a sample share their exposure.
+    """Return an augmentation of images with label masks.
 
-    Ranges of nnU-Net (``nnUNetTrainer.get_training_transforms``): scale 0.7 to 1.4, brightness and
-    contrast 0.75 to 1.25, blur up to 1 px, and the 15 degrees it rotates oblong patches by. Its
-    gamma of 0.7 to 1.5 is 0.7 to 1.3 here. As there, each change touches 10 to 30 % of the samples:
-    if all are changed, a short run learns less.
+    All channels of a sample share their exposure. The ranges are those of nnU-Net
+    (``nnUNetTrainer.get_training_transforms``): scale 0.7 to 1.4, brightness and contrast 0.75 to
+    1.25, blur up to 1 px, and the 15 degrees it rotates oblong patches by. Its gamma of 0.7 to 1.5
+    is 0.7 to 1.3 here. As in nnU-Net, each change applies to 10 to 30 % of the samples: if all are
+    changed, a short run learns less.
 
     Args:
         flip: Mirror left-right and top-bottom, each with probability 1/2.
         turn: Turn by a random multiple of 90 degrees.
         rotate_deg: Largest rotation, either way.
         scale: Smallest and largest factor.
-        crop_px: Size of the output, one number or (height, width); none keeps that of the input.
-        padding: `reflect`, `zeros` or `border`.
-        gain: See `Photometry`, as for the following.
+        crop_px: Size of the output, one number or (height, width); None keeps that of the input.
+        padding: Values outside the input: `reflect`, `zeros` or `border`.
+        gain: Largest change of the factor; see `Photometry` for this and the following.
         contrast: Largest change of contrast.
         gamma: Largest change of the exponent.
         blur_px: Largest standard deviation of the blur.
         noise: Largest standard deviation of the noise.
-        geometry_probability: Of a sample to be rotated and scaled; flips and turns have 1/2 and
-            3/4.
-        photometry_probability: Of each of gain, contrast, gamma, blur and noise to touch a sample.
+        geometry_probability: Probability that a sample is rotated and scaled; flips and turns have
+            1/2 and 3/4.
+        photometry_probability: Probability of each of gain, contrast, gamma, blur and noise.
     """
     geometry = Geometry(
         flip_left_right=flip,

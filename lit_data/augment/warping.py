@@ -1,4 +1,4 @@
-"""Planes moved by a matrix: by Kornia, and on a CPU by OpenCV and NumPy where they are faster."""
+"""Moves planes by a matrix with Kornia, or on a CPU with OpenCV and NumPy if they are faster."""
 
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -22,12 +22,12 @@ class Warp:
     """Moves of the planes of each sample by a matrix.
 
     Attributes:
-        matrix: [B, 3, 3], input to output, of pixel centers (x, y, 1).
+        matrix: [B, 3, 3] from input to output, for pixel centers (x, y, 1).
         size: (height, width) of the input.
         crop: (height, width) of the output.
         padding: Values outside the input.
-        copies: Whole pixels move alone: flips, quarter turns and whole shifts.
-        tilted: The last row of a matrix is another than (0, 0, 1).
+        copies: True if only whole pixels move: flips, quarter turns and whole shifts.
+        tilted: True if the last row of a matrix is not (0, 0, 1).
     """
 
     matrix: Tensor
@@ -38,12 +38,12 @@ class Warp:
     tilted: bool
 
     def take(self, planes: Tensor, *, nearest: bool = False) -> Tensor:
-        """Move planes of any dtype: [B, C, H, W] to [B, C, h, w].
+        """Move planes of any dtype from [B, C, H, W] to [B, C, h, w].
 
         Args:
-            planes: The planes; they stay as they are.
-            nearest: Nearest neighbor, which keeps the values (int64 up to 2**53, on an Apple GPU
-                2**24), instead of bilinear. Copies always do.
+            planes: Planes to move; they do not change.
+            nearest: Use nearest neighbor, which keeps the values (int64 up to 2**53, on an Apple
+                GPU 2**24), instead of bilinear interpolation. Copies always keep the values.
         """
         if runs_on_cpu(planes):
             if self.copies:
@@ -61,9 +61,9 @@ class Warp:
         return WholeMoves.of(self._inverse, self.size, self.crop, self.padding)
 
     def _take_planes(self, planes: Tensor, *, nearest: bool) -> Tensor:
-        """Do the same on a CPU by OpenCV, plane by plane: a third of the time.
+        """Do the same on a CPU with OpenCV, plane by plane, in a third of the time.
 
-        A place midway between two pixels may have the other one as its nearest.
+        A position midway between two pixels may choose the other one as its nearest.
         """
         pixels = _make_empty(planes, self.crop)
         sources, targets = planes.numpy(), pixels.numpy()
@@ -78,8 +78,8 @@ class Warp:
 
 
 def warp(planes: Tensor, matrix: Tensor, crop: Size, padding: Padding, *, nearest: bool) -> Tensor:
-    """Move planes on any device by Kornia; see `Warp.take`."""
-    # float32 holds whole numbers up to 2**24 only.
+    """Move planes on any device with Kornia; see `Warp.take`."""
+    # float32 holds integers only up to 2**24.
     is_wide = planes.dtype in (torch.int32, torch.int64, torch.float64)
     exact = widest_float(planes.device) if is_wide else torch.float32
     moved: Tensor = warp_perspective(
@@ -94,9 +94,9 @@ def warp(planes: Tensor, matrix: Tensor, crop: Size, padding: Padding, *, neares
 
 
 def invert(matrix: Tensor) -> Tensor:
-    """Return the inverse up to a factor that makes the last entry 1.
+    """Return the inverse matrices, scaled so that the last entry is 1.
 
-    It is made of cofactors: a solver would wait for the device.
+    They are computed from cofactors, because a solver would wait for the device.
 
     Args:
         matrix: [B, 3, 3].
@@ -113,17 +113,15 @@ def invert(matrix: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class WholeMoves:
-    """Input pixel of each output pixel on a CPU, with flips, quarter turns and whole shifts alone.
+    """Input pixel of each output pixel on a CPU, for flips, quarter turns and whole shifts only.
 
-    A row of the output then runs along one axis of the input, so that two axes are enough.
+    A row of the output then follows one axis of the input, so two index vectors are enough.
 
     Attributes:
-        turned: [B] bool, True where rows of the output run down the input.
-        rows: [B, h] int64, for each row of the output that of the input, or its column where it is
-            turned.
-        columns: [B, w] int64, the other axis.
-        inside: [B, h] and [B, w] bool, False in the padding; None where the padding has no value of
-            its own.
+        turned: [B] bool, True where rows of the output are columns of the input.
+        rows: [B, h] int64, the input row of each output row, or the input column if turned.
+        columns: [B, w] int64, likewise for the other axis.
+        inside: [B, h] and [B, w] bool, False in the padding; None if the padding copies pixels.
     """
 
     turned: Tensor
@@ -133,10 +131,10 @@ class WholeMoves:
 
     @classmethod
     def of(cls, inverse: Tensor, size: Size, crop: Size, padding: Padding) -> Self:
-        """Make them of matrices.
+        """Return the moves of matrices.
 
         Args:
-            inverse: [B, 3, 3], output to input.
+            inverse: [B, 3, 3] from output to input.
             size: (height, width) of the input.
             crop: (height, width) of the output.
             padding: Values outside the input.
@@ -146,7 +144,7 @@ class WholeMoves:
         turned = xy != 0  # x of the input then changes down the output
         height, width = size
         down, right = torch.arange(crop[0]), torch.arange(crop[1])
-        # Whole moves have a matrix of 0 and +-1: each axis of the output reads one of the input.
+        # The matrix of whole moves has entries 0 and +-1, so each output axis reads one input axis.
         by_row = torch.where(turned, xy * down + x0, yy * down + y0)
         by_column = torch.where(turned, yx * right + y0, xx * right + x0)
         rows, row_inside = _fold(by_row.long(), torch.where(turned, width, height), padding)
@@ -157,10 +155,10 @@ class WholeMoves:
         return cls(turned[:, 0], rows, columns, inside)
 
     def take(self, planes: Tensor) -> Tensor:
-        """Return the pixels: of [B, C, H, W] of any dtype [B, C, h, w].
+        """Return the moved pixels [B, C, h, w] of planes [B, C, H, W] of any dtype.
 
-        They are copied in views of the input, which takes a fifth of the time of an index. Pixels
-        of a padding with zeros become 0.
+        They are copied from views of the input, which takes a fifth of the time of indexing. Pixels
+        in a padding of zeros become 0.
         """
         pixels = _make_empty(planes, (self.rows.shape[1], self.columns.shape[1]))
         sources, targets = planes.numpy(), pixels.numpy()
@@ -190,7 +188,7 @@ def _make_empty(planes: Tensor, size: Size) -> Tensor:
 
 
 def _mirror(planes: Array, out: Array) -> None:
-    """Exchange left and right by OpenCV, in a third of the time of NumPy."""
+    """Mirror left-right with OpenCV, in a third of the time of NumPy."""
     import cv2
 
     for plane, row in zip(planes, out, strict=True):
@@ -198,7 +196,7 @@ def _mirror(planes: Array, out: Array) -> None:
 
 
 def _as_slice(places: Ints) -> slice | Ints:
-    """Return places as a slice, if they follow each other up or down."""
+    """Return places as a slice if they are consecutive, ascending or descending."""
     first, last = int(places[0]), int(places[-1])
     step = 1 if last >= first else -1
     if not np.array_equal(places, np.arange(first, last + step, step)):
@@ -215,7 +213,7 @@ def warp_plane(
     *,
     nearest: bool,
 ) -> None:
-    """Warp a plane, [H, W], into another by OpenCV."""
+    """Warp a plane [H, W] into another one with OpenCV."""
     import cv2
 
     edges = {
@@ -231,9 +229,9 @@ def warp_plane(
 def opencv_is_exact() -> bool:
     """Return True if this OpenCV interpolates in floating point.
 
-    Releases before 5 knew 32 steps between two pixels.
+    Releases before 5 used 32 steps between two pixels.
     """
-    # A shift that 32 steps between two pixels would round away.
+    # a shift that 32 steps between two pixels would round to 0
     shift_px = 1 / 128
     ramp = np.tile(np.arange(32, dtype=np.float32), (8, 1))
     shifted = np.empty((8, 16), np.float32)
@@ -242,7 +240,7 @@ def opencv_is_exact() -> bool:
 
 
 def _fold(places: Tensor, length: Tensor, padding: Padding) -> tuple[Tensor, Tensor]:
-    """Bring whole places [B, n] into 0 .. length - 1; return them, and which were there already."""
+    """Map integer places [B, n] into 0 .. length - 1; also return which were inside already."""
     inside = (places >= 0) & (places < length)
     if padding != "reflect":
         # Zeros too are looked up at the edge first, and set afterwards.

@@ -24,7 +24,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import the renderer, and with it torch, only when it is asked for."""
+    """Import the renderer, and with it torch, only on first access."""
     if name == "render":
         from lit_data.synthesis.renderer import render
 

@@ -1,4 +1,4 @@
-"""Pixels of a batch of any dtype, read and added to by their number."""
+"""Pixels of a batch of any dtype, which are read and changed by their number."""
 
 import threading
 
@@ -14,19 +14,19 @@ class Canvas:
     """Pixels of a batch.
 
     Args:
-        images: [B, C, H, W], contiguous; changed in place by `add`. uint8, uint16, int16 or
-            float32.
-        values: Their value range.
+        images: [B, C, H, W] uint8, uint16, int16 or float32, contiguous; `add` changes them in
+            place.
+        values: Value range of the images.
 
     Attributes:
-        planes: [C] int64, number of the first pixel of each channel of a sample.
+        planes: [C] int64, number of the first pixel of each channel in a sample.
     """
 
     def __init__(self, images: Tensor, values: ValueRange) -> None:
         self.values = values
         self.device = images.device
         self.channels, self.height_px, self.width_px = images.shape[1:]
-        # torch has few kernels for uint16: its bits are moved as int16.
+        # torch has few kernels for uint16, so its bits are moved as int16.
         self._unsigned16 = images.dtype == torch.uint16
         self._flat = (images.view(torch.int16) if self._unsigned16 else images).view(-1)
         self.planes = torch.arange(self.channels, device=self.device) * (
@@ -34,7 +34,7 @@ class Canvas:
         )
 
     def read(self, index: Tensor) -> Tensor:
-        """Return pixel values within the value range: float32, of the shape of the index."""
+        """Return pixel values within the value range, float32 in the shape of the index."""
         stored = self._flat.index_select(0, index.reshape(-1)).view(index.shape)
         if self._unsigned16:
             stored = stored.to(torch.int32) & 0xFFFF  # without the sign that int16 gave it
@@ -44,12 +44,12 @@ class Canvas:
         """Return the target in 0..1, reflected at the edges.
 
         Args:
-            row: [n] samples.
-            y: [n, ...] rows of pixels.
-            x: [n, ...] columns.
+            row: [n] sample numbers.
+            y: [n, ...] rows of the pixels.
+            x: [n, ...] columns of the pixels.
 
         Returns:
-            float32 of the shape of y and x.
+            Values as float32, in the shape of y and x.
         """
         return to_unit(self.read(self.find(row, y, x)), self.values)
 
@@ -71,21 +71,21 @@ class Canvas:
     def add(self, index: Tensor, steps: Tensor) -> None:
         """Add to pixels, which may occur several times.
 
-        The sum over all of them comes first, the bounds last.
+        All steps are summed first, and the result is clipped last.
 
         Args:
-            index: [K] int64.
-            steps: [K] float32 pixel values; whole numbers where the values are whole, so that sums
-                are exact.
+            index: [K] int64 pixel numbers.
+            steps: [K] float32 pixel values; integers if the stored values are, so that sums are
+                exact.
         """
         before = self.read(index)
         if self._flat.dtype == torch.float32:
-            # Within the bounds first, as pixels of floats may lie outside of them.
+            # Clipped first, because float pixels may be out of range.
             self._flat[index] = before
             self._accumulate(self._flat, index, steps)
             self._flat[index] = self.read(index)
             return
-        # Whole numbers are summed in a plane of float32: a sum may leave the range of the dtype.
+        # Integers are summed in a plane of float32, because a sum may exceed the range of the dtype.
         sums = _zeros(self._flat.numel(), self.device)
         self._accumulate(sums, index, steps)
         after = (before + sums[index]).clamp_(*self.values.bounds)
@@ -110,9 +110,9 @@ def mirror(index: Tensor, length_px: int) -> Tensor:
 
 
 def _zeros(size: int, device: torch.device) -> Tensor:
-    """Return zeros that this thread keeps, to be left zero.
+    """Return zeros that this thread keeps, which callers must leave zero.
 
-    Clearing planes as large as the batch would cost more than drawing.
+    Clearing planes as large as the batch would take longer than drawing.
     """
     if device.type != "cpu":
         return torch.zeros(size, device=device)

@@ -13,16 +13,17 @@ from lit_data.synthesis.canvas import Canvas
 _LATTICE_PX = (-11, -8, -5, -2, 1, 4, 8, 12)
 """Rows and columns of the 64 places around a defect at which its surroundings are measured.
 
-Not equally far apart: stripes whose period is a multiple of the step would be seen at few of their
-phases. Of all with 3 px between them these see most phases of stripes of 4 to 32 px.
+They are not equally spaced, because equal steps would sample only a few phases of stripes whose
+period is a multiple of the step. Among choices at least 3 px apart, these cover the most phases of
+stripes of 4 to 32 px.
 """
 _LAPLACIAN = (1.0, -2.0, 1.0, -2.0, 4.0, -2.0, 1.0, -2.0, 1.0)
-"""3 x 3, the difference of two Laplacians."""
+"""Difference of two Laplacians, 3 x 3."""
 LEAST_NOISE = 0.002
-"""Half a gray level of 8 bits: less noise than that cannot be told from none."""
+"""Half a gray level of 8 bits; less noise cannot be distinguished from none."""
 
 SEARCH_PX = 6
-"""Farthest distance of the edge that a defect looks for, from its center."""
+"""Largest distance from a defect's center at which it searches for an edge."""
 _TIE = 1e-6
 
 
@@ -30,7 +31,7 @@ class Surroundings:
     """Surroundings of n defects.
 
     Args:
-        canvas: The pixels.
+        canvas: Pixels of the batch.
         row: [n] int64, the sample of each defect.
         centre_y: [n] float32, px.
         centre_x: [n] float32, px.
@@ -49,8 +50,8 @@ class Surroundings:
 
     @cached_property
     def runs_down(self) -> Tensor:
-        """[n] bool, True where stripes run down: gray values change more from left to right."""
-        # Differences at distance 2 within each neighbourhood, and between neighbouring places.
+        """[n] bool, True for vertical stripes, across which gray values change more."""
+        # Differences at distance 2 within each neighborhood, and between neighboring places.
         around = self._neighbourhoods
         across = _sum(around[..., 1, 2] - around[..., 1, 0]) + _sum(around[..., 1, 1].diff(dim=2))
         down = _sum(around[..., 2, 1] - around[..., 0, 1]) + _sum(around[..., 1, 1].diff(dim=1))
@@ -60,9 +61,9 @@ class Surroundings:
     def noise(self) -> Tensor:
         """[n] float32, standard deviation of the noise of the target, in units of 0..1.
 
-        A difference of two Laplacians is blind to slopes and straight edges (Immerkaer, "Fast noise
-        variance estimation", CVIU 1996); its median over 64 places is blind to what few of them
-        see.
+        A difference of two Laplacians ignores slopes and straight edges (Immerkaer, "Fast noise
+        variance estimation", CVIU 1996). Its median over 64 places ignores structures at a few of
+        them.
         """
         weights = constant(_LAPLACIAN, self.row.device).view(3, 3)
         response = (self._neighbourhoods * weights).sum((-2, -1)).abs_().flatten(1)
@@ -74,7 +75,7 @@ class Surroundings:
     def brightness(self) -> Tensor:
         """[n, C] float32 in 0..1, mean of each channel."""
         pixels = self.canvas.read_channels(self.row, *self._lattice)
-        exact = pixels.to(widest_float(pixels.device))  # in double: the same in any order
+        exact = pixels.to(widest_float(pixels.device))  # double sums are the same in any order
         return exact.mean((1, 2)).float()
 
     @cached_property
@@ -87,7 +88,7 @@ class Surroundings:
 
     @cached_property
     def _neighbourhoods(self) -> Tensor:
-        """Target at the 3 x 3 pixels of the places around each defect: [n, 8, 8, 3, 3]."""
+        """Target values in the 3 x 3 pixels at each place around each defect, [n, 8, 8, 3, 3]."""
         step = torch.arange(-1, 2, device=self.row.device)
         rows, columns = self._lattice
         return self.canvas.read_target(
@@ -96,7 +97,7 @@ class Surroundings:
 
 
 def _sum(changes: Tensor) -> Tensor:
-    # In double: the same in any order.
+    # Sums in double are the same in any order.
     return changes.abs_().sum((-2, -1), dtype=widest_float(changes.device))
 
 
@@ -105,18 +106,17 @@ class Windows:
 
     Args:
         surroundings: Surroundings of all defects of a plan.
-        strength: Strength of all of them, signed, in units of the 0..1 value range.
-        chosen: The defects of these windows.
-        size_px: (h, w).
+        strength: Signed strengths of all these defects, in units of the 0..1 value range.
+        chosen: Defects of these windows.
+        size_px: (h, w) of the windows.
 
     Attributes:
-        canvas: The pixels.
+        canvas: Pixels of the batch.
         row: [n] int64, the sample of each defect.
-        top, left: [n] int64, the first pixel of each window; it may lie outside of the image.
-        rows, columns: [n, h, 1] and [n, 1, w] int64: the pixels in the image; some may lie outside
-            of it.
-        y, x: [n, h, 1] and [n, 1, w] float32: pixels measured from the center.
-        strength: [n] float32.
+        top, left: [n] int64, the first pixel of each window, which may be outside the image.
+        rows, columns: [n, h, 1] and [n, 1, w] int64, the pixels in the image; some may be outside.
+        y, x: [n, h, 1] and [n, 1, w] float32, pixel coordinates relative to the center.
+        strength: [n] float32, signed strengths.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Windows:
         self.centre_x = surroundings.centre_x[chosen]
         self.nearest_y = surroundings.nearest_y[chosen]
         self.nearest_x = surroundings.nearest_x[chosen]
-        # Of an even window the centre lies left of and above the middle.
+        # The center of an even window is to the left of and above the middle.
         self.top = self.nearest_y - (size_px[0] - 1) // 2
         self.left = self.nearest_x - (size_px[1] - 1) // 2
         self.rows, self.columns = self.find_pixels(0)
@@ -141,7 +141,7 @@ class Windows:
 
     @property
     def inside(self) -> Tensor:
-        """[n, h, w] bool, True where a pixel lies in the image."""
+        """[n, h, w] bool, True where a pixel is inside the image."""
         down = self.rows == self.rows.clamp(0, self.canvas.height_px - 1)
         return down & (self.columns == self.columns.clamp(0, self.canvas.width_px - 1))
 
@@ -152,12 +152,12 @@ class Windows:
 
     @property
     def runs_down(self) -> Tensor:
-        """[n] bool, True where stripes run down the image."""
+        """[n] bool, True for vertical stripes."""
         return self._surroundings.runs_down[self._chosen]
 
     @cached_property
     def edge(self) -> tuple[Tensor, Tensor]:
-        """Place near each center where the target changes most, from it: [n] float32 whole px each."""
+        """Offset from each center to where the target changes most, [n] float32 whole px each."""
         offset = torch.arange(-SEARCH_PX - 1, SEARCH_PX + 2, device=self.device)
         rows = (self.nearest_y[:, None] + offset)[:, :, None]
         columns = (self.nearest_x[:, None] + offset)[:, None, :]
@@ -192,16 +192,16 @@ class Windows:
         return self.top[:, None, None] + down[:, None], self.left[:, None, None] + across
 
     def turned(self, angle: Tensor) -> tuple[Tensor, Tensor]:
-        """Return coordinates along and across a direction, from the centre: [n, h, w] each, px.
+        """Return coordinates along and across a direction from the center, [n, h, w] each, in px.
 
         Args:
-            angle: [n, 1, 1] rad, from the x axis toward the y axis.
+            angle: [n, 1, 1] in rad, from the x axis toward the y axis.
         """
         cosine, sine = angle.cos(), angle.sin()
         return self.x * cosine + self.y * sine, self.y * cosine - self.x * sine
 
     def along_stripes(self) -> tuple[Tensor, Tensor]:
-        """Return coordinates along and across the stripes, [n, h, w] each, px."""
+        """Return coordinates along and across the stripes, [n, h, w] each, in px."""
         down = self.runs_down[:, None, None]
         return torch.where(down, self.y, self.x), torch.where(down, self.x, self.y)
 
@@ -209,18 +209,18 @@ class Windows:
 class Pixels:
     """K pixels of the windows of n defects.
 
-    On the CPU they are those of the image that are covered at all. On a device, where their number
-    would have to be waited for, they are all pixels of all windows.
+    On the CPU these are the covered pixels inside the image. On a device they are all pixels of all
+    windows, because counting the covered ones would wait for the device.
 
     Args:
-        windows: The windows.
-        cover: [n, h, w].
+        windows: Windows of n defects.
+        cover: Coverage [n, h, w].
 
     Attributes:
         windows: Windows of the pixels.
         defect: [K] int64, number of the defect in the windows.
-        at: The defect, and row and column in its window: [K] int64 each.
-        y, x: [K] int64, row and column in the image; some may lie outside of it on a device.
+        at: Defect, and row and column in its window, [K] int64 each.
+        y, x: [K] int64, row and column in the image; some may be outside of it on a device.
         cover: [K] float32, fraction of the pixel that the defect covers, with a sign if it has a
             direction; 0 outside.
     """
@@ -252,7 +252,7 @@ class Pixels:
 
     @cached_property
     def before(self) -> Tensor:
-        """[K, C] float32 in 0..1: the pixels before anything is drawn."""
+        """[K, C] float32 in 0..1, the pixels before anything is drawn."""
         return self.look(self.y, self.x)
 
     def look(self, y: Tensor, x: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ class Pixels:
         return self.windows.canvas.read_channels(self.row, y, x)
 
     def spread_out(self, values: Tensor) -> Tensor:
-        """Return the root mean square over each pixel and its covered neighbours: [K, J].
+        """Return the root mean square over each pixel and its covered neighbors, [K, J].
 
         Args:
             values: [K, J].
@@ -276,20 +276,20 @@ class Pixels:
         shape = (len(self.windows.row), *self.windows.size_px, values.shape[1] + 1)
         windows = values.new_zeros(shape)
         covered = (self.cover != 0).to(values.dtype)[:, None]
-        # The last channel counts the covered pixels: its mean is their fraction of the nine.
+        # The last channel counts the covered pixels; its mean is their fraction of the nine.
         windows[self.at] = torch.cat((values.square() * covered, covered), dim=1)
-        # The kernel for channels side by side is slow for two of them.
+        # The kernel for channels-last memory is slow for two channels.
         planes = windows.permute(0, 3, 1, 2).contiguous()
         means = avg_pool2d(planes, 3, stride=1, padding=1)
         means = means.permute(0, 2, 3, 1)[self.at]
         return (means[:, :-1] / means[:, -1:].clamp(min=1 / 9)).sqrt_()
 
     def of_each(self, values: Tensor) -> Tensor:
-        """Return one value of each defect, [n] or [n, 1, 1], for each pixel: [K]."""
+        """Return the value of each pixel's defect, [K], of values [n] or [n, 1, 1]."""
         return values.reshape(-1).index_select(0, self.defect)
 
     def turn_into(self, source: Tensor, opacity: Tensor | float = 1.0) -> Tensor:
-        """Return the numbers to add so that other pixels show, as far as a defect covers.
+        """Return the numbers to add so that other pixels show wherever a defect covers.
 
         Args:
             source: [K, C] float32 in 0..1, or [K, 1].

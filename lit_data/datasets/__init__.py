@@ -1,4 +1,4 @@
-"""Map-style datasets. They know nothing of Lightning, and importing one imports neither Kornia nor Hydra."""
+"""Map-style datasets, which do not depend on Lightning and import neither Kornia nor Hydra."""
 
 from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.patches import PatchDataset

@@ -1,4 +1,4 @@
-"""Patches of single images: more of those that show a defect, none that show nothing, also beside the grid."""
+"""Sampling of patches: more patches with defects, no blank ones, and positions off the grid."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,18 +28,18 @@ from lit_data.datasets.occupancy import (
 from lit_data.datasets.patch_source import GridPatches, Places
 from lit_data.images.bank import ImageBank
 
-_RING_PX = 11  # of the pixels around a defect that is pasted
+_RING_PX = 11  # width of the ring around a pasted defect
 
 
 @dataclass(frozen=True, kw_only=True)
 class PositiveOptions:
-    """Fractions of the training samples that show something.
+    """Fractions of the training samples that show an object.
 
     Args:
-        positives: One fraction, or for names of classes their fractions, which add up to at most 1.
+        positives: One fraction, or a fraction for each class name; these add up to at most 1.
 
     Raises:
-        ConfigError: A share is out of its range.
+        ConfigError: A fraction is out of range.
     """
 
     positives: float | Mapping[str, float] | None = None
@@ -52,7 +52,7 @@ class PositiveOptions:
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """Fraction of each class by its name; an empty name stands for all of them."""
+        """Fraction of each class by its name; an empty name stands for all classes."""
         if self.positives is None:
             return {}
         if isinstance(self.positives, Mapping):
@@ -62,25 +62,25 @@ class PositiveOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions(PositiveOptions):
-    """Choice of the patches that train; validation and test take every patch of the grid.
+    """Options to sample training patches; validation and test take every patch of the grid.
 
     Args:
-        positives: Fraction of samples that show a defect, chosen anew in each epoch, or for names
-            of classes their fractions, which add up to at most 1; None takes every patch once. A
-            positive is cut at a random place around a pixel of an object: kinds (classes, and kinds
-            of images where folders tell them apart) are drawn alike often, then the images of a
-            kind, then the objects of an image, so that neither large defects nor many small ones
-            crowd out the others.
-        random_places: The other samples are moved from their places in the grid by up to half a
-            stride, anew in each epoch.
-        skip_blank: Patches without a defect are left out where the standard deviation of their
-            pixels is below this fraction of the value range, such as 0.01; None keeps them.
-        paste: Fraction of the samples without a defect into which one is pasted that is cut out of
-            another training patch, mirrored or not, and brought to the brightness around it; None
-            pastes nothing.
+        positives: Fraction of samples that show a defect, chosen again in each epoch, or a
+            fraction for each class name; these add up to at most 1. None takes every patch once. A
+            positive is cut at a random position around a pixel of an object: each kind (class, and
+            kind of image if folders tell them apart) is equally likely, then each image of the
+            kind, then each object of the image, so that neither large defects nor many small ones
+            dominate.
+        random_places: Move the other samples from their grid positions by up to half a stride,
+            again in each epoch.
+        skip_blank: Skip patches without a defect if the standard deviation of their pixels is
+            below this fraction of the value range, such as 0.01; None keeps them.
+        paste: Fraction of the samples without a defect that get one pasted in. It is cut from
+            another training patch, randomly mirrored, and adjusted to the brightness around it.
+            None pastes nothing.
 
     Raises:
-        ConfigError: A share is out of its range.
+        ConfigError: A fraction is out of range.
     """
 
     random_places: bool = False
@@ -96,20 +96,20 @@ class SamplingOptions(PositiveOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Options of sampling, and the patches and objects of a dataset that they need.
+    """Sampling options, and the patches and objects of a dataset that they need.
 
     Args:
-        options: Fractions, places and blank patches.
+        options: Sampling options.
         classes: Names of the classes, which are numbered from 1.
-        image_kinds: Kind of each image of the dataset; empty where nothing says it.
-        occupancy: Numbers of the patches that show a defect among those of all images; needed for
-            `positives`, for defects that are pasted, and where blank patches are left out.
-        objects: The objects of all images; needed for `positives`.
+        image_kinds: Kind of each image of the dataset; empty if unknown.
+        occupancy: Numbers of the patches that show a defect, among those of all images; needed for
+            `positives`, for `paste`, and to skip blank patches.
+        objects: Objects of all images; needed for `positives`.
         blank: Numbers of the blank patches among those of all images.
-        seed: Of the choice and of the places.
+        seed: Seed of the choice and of the positions.
 
     Raises:
-        ConfigError: A share is that of an unknown class.
+        ConfigError: A fraction is given for an unknown class.
     """
 
     options: SamplingOptions = field(default_factory=SamplingOptions)
@@ -132,15 +132,14 @@ class Sampling:
         least: float,
         folder: Path | None,
     ) -> Self:
-        """Return the same with objects, defective and blank patches, where the options need them.
+        """Return a copy with the objects, defective patches and blank patches that the options need.
 
         Args:
-            masks: Of all images.
-            grid: Of all patches.
+            masks: Masks of all images.
+            grid: Grid of all patches.
             bank: The images.
-            least: Standard deviation of the pixels of patches that are not blank.
-            folder: Folder of what is found by reading the masks, for the next run; `None` keeps
-                nothing.
+            least: Least standard deviation of the pixels of a patch that is not blank.
+            folder: Folder that keeps the results for the next run; `None` keeps nothing.
         """
         options = self.options
         if options.positives is None and options.skip_blank is None and options.paste is None:
@@ -160,21 +159,21 @@ def divide_objects(
     image_kinds: Sequence[str],
     what: tuple[str, str, str],
 ) -> list[tuple[MaskObjects, float]]:
-    """Divide the objects of a split into those that are picked alike often.
+    """Divide the objects of a split into groups, with the fraction of samples of each.
 
     Args:
-        objects: Of the split.
+        objects: Objects of the split.
         shares: See `PositiveOptions.shares`.
         classes: Names of the classes, which are numbered from 1.
-        image_kinds: Kind of each image; empty where nothing says it.
-        what: For a message the samples, an object and the labels, such as ``9 training patches``,
-            ``a defect`` and ``masks``.
+        image_kinds: Kind of each image; empty if unknown.
+        what: Names of the samples, an object and the labels for messages, such as ``9 training
+            patches``, ``a defect`` and ``masks``.
 
     Returns:
-        Objects, and the fraction of the samples that shows one of them.
+        The objects of each group, and the fraction of samples that show one of them.
 
     Raises:
-        ConfigError: There is no object of a class.
+        ConfigError: A class has no objects.
     """
     groups: list[tuple[MaskObjects, float]] = []
     for class_name, fraction in shares.items():
@@ -195,22 +194,22 @@ def divide_objects(
 
 
 class SampledPatches(GridPatches):
-    """Patches of a split, chosen and placed anew in each epoch if `sampling` asks for that.
+    """Patches of a split, which `sampling` may choose and place again in each epoch.
 
-    A sample depends on the seed, the epoch and its number alone, so an epoch is the same after a
+    A sample depends only on the seed, the epoch and its number, so an epoch is the same after a
     resume, on any number of ranks and with any batch size.
 
     Args:
         grid: The patches of all images of the bank.
         images: Numbers of the images of the split.
-        sampling: Fractions, places and blank patches; by default every patch of the grid is taken
+        sampling: Sampling options with their data; by default every patch of the grid is taken
             once.
 
     Attributes:
         donors: [D] numbers in the split of the patches whose defects may be pasted into others.
 
     Raises:
-        ConfigError: No patch of the split shows a wanted defect, or all are blank.
+        ConfigError: No patch of the split shows a requested defect, or all are blank.
     """
 
     fields = MappingProxyType({"draw": FieldSpec((), "int64")})
@@ -227,7 +226,7 @@ class SampledPatches(GridPatches):
         is_blank = self._mark(sampling.blank)
         is_other = ~is_defective & ~is_blank
         if not self._pools:
-            # A defective patch is then drawn like any other, also where it is blank.
+            # A defective patch is then drawn like any other, even if it is blank.
             is_other = is_defective | ~is_blank
         self._others = np.flatnonzero(is_other)
         self._leaves_out_blank = sampling.blank is not None
@@ -256,7 +255,7 @@ class SampledPatches(GridPatches):
     def locate(self, indices: Ints, epoch: int) -> Places:
         if not self._is_drawn:
             return super().locate(self._skip_blank(indices), epoch)
-        # All numbers are drawn whether they are used or not: no option moves those of another.
+        # All numbers are drawn even if unused, so that no option changes those of another.
         words = random_words(self.seed, Stream.POSITIVES, indices, epoch, 4 + PICKS)
         draws = words.astype(np.float64) * 2.0**-32
         pool_draws, patch_draws, place_draws = draws[:, 0], draws[:, 1], draws[:, 2:4]
@@ -265,7 +264,7 @@ class SampledPatches(GridPatches):
         if self.options.random_places:
             self._move_places(places, place_draws)
         pool_numbers = np.searchsorted(self._pool_ends, pool_draws, side="right")
-        if not len(self._others):  # then all samples are positives
+        if not len(self._others):  # all samples are positives
             pool_numbers = np.minimum(pool_numbers, len(self._pools) - 1)
         for number, pool in enumerate(self._pools):
             rows = np.flatnonzero(pool_numbers == number)
@@ -290,38 +289,38 @@ class SampledPatches(GridPatches):
         return bool(self._pools) or self.options.random_places
 
     def _skip_blank(self, indices: Ints) -> Ints:
-        """Return the patch of each sample where each patch that is not left out is taken once."""
+        """Return the patch of each sample, if every patch that is not skipped is taken once."""
         return self._others[indices] if self._leaves_out_blank else indices
 
     def _choose_patches(self, indices: Ints, draws: Doubles) -> Ints:
-        """Return the patch of each sample, were none of them a positive."""
+        """Return the patch of each sample, regardless of positives."""
         if not self._pools:
             return self._skip_blank(indices)
-        if not len(self._others):  # then all of them are positives
+        if not len(self._others):  # all of them are positives
             return indices
         return self._others[(draws * len(self._others)).astype(np.int64)]
 
     def _move_places(self, places: Places, draws: Doubles) -> None:
-        """Move places by up to half a stride."""
+        """Move positions by up to half a stride."""
         grid, image = self.grid, places.image
         y, x = places.position.T
         y[:] = _move(y, draws[:, 0], grid.heights_px[image], grid.vertical)
         x[:] = _move(x, draws[:, 1], grid.widths_px[image], grid.horizontal)
 
     def _place_around(self, pixels: MaskObjects, draws: Doubles) -> Places:
-        """Place each sample so that it shows a pixel of an object of a pool."""
+        """Place each sample so that it shows the given pixel of an object."""
         grid, image = self.grid, self.images[pixels.image]
         y = _start_around(pixels.y, draws[:, 0], grid.heights_px[image], grid.patch_px[0])
         x = _start_around(pixels.x, draws[:, 1], grid.widths_px[image], grid.patch_px[1])
-        # The patch of the grid that is nearest stands for the place in messages.
+        # The nearest patch of the grid stands for the position in messages.
         index = grid.nearest(image, y, x)
         return Places(pixels.image, image, index, np.stack((y, x), axis=1))
 
     def _find_pools(self, sampling: Sampling) -> tuple[list[ObjectPool], Doubles]:
-        """Return the pools of objects, and the ends of their parts of [0, 1).
+        """Return the pools of objects, and the ends of their intervals in [0, 1).
 
-        The number that is drawn for a sample lies in the part of its pool. Images have their
-        numbers in the split there.
+        The random number of a sample falls into the interval of its pool. The images of the pools
+        have their numbers in the split.
         """
         pools: list[ObjectPool] = []
         fractions: list[float] = []
@@ -337,14 +336,14 @@ class SampledPatches(GridPatches):
         return pools, np.cumsum(fractions)
 
     def _mark(self, patches: Ints | None) -> Bools:
-        """Return for each patch of the split whether it is among some patches of all images."""
+        """Mark the patches of the split that are among the given patches of all images."""
         is_marked = np.zeros(super().__len__(), np.bool_)
         if patches is not None:
             is_marked[self._number(patches)] = True
         return is_marked
 
     def _number(self, patches: Ints) -> Ints:
-        """Return the numbers in this split of those patches of all images that are of it."""
+        """Return the numbers in this split of the given patches, without those of other splits."""
         image, _, _ = self.grid.locate(patches)
         is_of_split = np.isin(image, self.images)
         shifts = self._shifts[self._number_images(image[is_of_split])]
@@ -352,16 +351,16 @@ class SampledPatches(GridPatches):
         return numbers
 
     def _number_images(self, images: Ints) -> Ints:
-        """Return the numbers in this split of images of the bank, all of which are of it."""
+        """Return the numbers in this split of images of the bank, all of which belong to it."""
         order = np.argsort(self.images)
         return order[np.searchsorted(self.images, images, sorter=order)]
 
 
 class Paster:
-    """Defects of other patches of the split, pasted into samples that show none; see `SamplingOptions`.
+    """Paster of defects from other patches of the split into samples without one; see `SamplingOptions`.
 
     Args:
-        patches: The patches of the split.
+        patches: Patches of the split.
     """
 
     def __init__(self, patches: SampledPatches) -> None:
@@ -390,8 +389,8 @@ class Paster:
             paste_defect(rows["image"][row], rows["mask"][row], donor[flip], donor_mask[flip])
 
 
-# Places beyond the image's edge are brought back to it: patches at the edge are then common, as
-# they are in validation, and pixels near it are shown as often as others.
+# Positions beyond an edge are moved back into the image: patches at the edge are then common, as
+# they are in validation, and pixels near the edge are shown as often as others.
 
 
 def _move(start: Ints, draws: Doubles, length_px: Ints, axis: Axis) -> Ints:
@@ -402,26 +401,26 @@ def _move(start: Ints, draws: Doubles, length_px: Ints, axis: Axis) -> Ints:
 
 
 def _start_around(pixel: Ints, draws: Doubles, length_px: Ints, side_px: int) -> Ints:
-    """Return starts of patches that hold a pixel, which may lie anywhere in the patch."""
+    """Return starts of patches that contain a pixel, at any position in the patch."""
     start = pixel - (draws * side_px).astype(np.int64)
     return start.clip(0, length_px - side_px)
 
 
 def paste_defect(image: Array, mask: Array, donor: Array, donor_mask: Array) -> None:
-    """Blend the defect of another patch into one that shows none, in place.
+    """Blend the defect of another patch into one without a defect, in place.
 
-    The defect keeps its difference to what is around it: that takes the brightness of the new
-    place.
+    The defect keeps its difference from its surroundings, and so takes on the brightness of the
+    new place.
 
     Args:
-        image: [C, h, w].
-        mask: [1, h, w] uint8 numbers of classes.
-        donor: [C, h, w] with the defect.
-        donor_mask: [1, h, w], where it is.
+        image: [C, h, w] patch to paste into.
+        mask: [1, h, w] uint8 class numbers of that patch.
+        donor: [C, h, w] patch with the defect.
+        donor_mask: [1, h, w] class numbers of the donor.
     """
     import cv2
 
-    # The ring lies outside of the soft edge of the defect, where both patches show ground.
+    # The ring is outside the soft edge of the defect, where both patches show background.
     marked = is_defect(donor_mask[0]).astype(np.uint8)
     inside = cv2.dilate(marked, np.ones((3, 3), np.uint8))
     around = cv2.dilate(marked, np.ones((_RING_PX, _RING_PX), np.uint8)) > inside

@@ -1,4 +1,4 @@
-"""Splits of single images that share out every kind of defect and let nothing that belongs together straddle."""
+"""Splits of single images, stratified by kind of defect, that keep images that belong together in one split."""
 
 import logging
 from collections import Counter
@@ -33,29 +33,28 @@ from lit_inspect.counts import counted
 log = logging.getLogger(__name__)
 
 _GOOD_ALONE = {"train": 0.85, "val": 0.15, "test": 0.0}
-"""Fractions where no image shows a defect, without which a test says nothing."""
-_UNEVEN = 1 / 3  # of its fraction, by which a split may miss it
-_FEW = 20  # images of which fractions are rough in any case
+"""Fractions if no image shows a defect, without which a test is meaningless."""
+_UNEVEN = 1 / 3  # relative deviation of a split from its fraction without a warning
+_FEW = 20  # images; fractions of fewer are rough in any case
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSplitter:
-    """Choice of the images that train, validate and test.
+    """Splitter of images into training, validation and test.
 
     Args:
-        names: Of the images, below the root.
-        kinds: Kind of each, ``good`` for those without a defect; empty if folders do not show it.
-        has_mask: [n] of each; `None` where there are no masks.
-        count_classes: Gives [n, classes] pixels of each class, the background first; `None` as
-            `has_mask`.
-        find_groups: Gives for the names the number of the group of each image that stays in one
-            split.
-        seed: Chooses the images of each share.
-        root: Folder of the set, for lists of splits.
+        names: Paths of the images below the root.
+        kinds: Kind of each image, ``good`` if it has no defect; empty if folders do not tell.
+        has_mask: [n] True for images with a mask; `None` if there are no masks.
+        count_classes: Returns [n, classes] pixels of each class, the background first; `None` if
+            there are no masks.
+        find_groups: Returns the number of the group of each name; a group stays in one split.
+        seed: Seed of the choice of images.
+        root: Folder of the dataset, for lists of splits.
         others: Images that lists may name too, such as bad ones that are skipped.
-        leftovers: Takes the images that lists leave out.
-        unmarked: [n] which images show a defect by their folder, and have no mask; `None` where
-            folders are not asked.
+        leftovers: Receives the images that lists leave out.
+        unmarked: [n] True for images that show a defect by their folder, and have no mask; `None`
+            if folders do not count.
     """
 
     names: Sequence[str]
@@ -70,13 +69,13 @@ class ImageSplitter:
     unmarked: Bools | None = None
 
     def split(self, splits: Splits) -> dict[str, Ints]:
-        """Return for each split the numbers of its images.
+        """Return the numbers of the images of each split.
 
         Args:
-            splits: As `InspectionDataModule` has it.
+            splits: As in `InspectionDataModule`.
 
         Raises:
-            ConfigError: The splits cannot be made so.
+            ConfigError: The images cannot be split so.
         """
         if splits == "auto":
             named = self._find_named()
@@ -91,13 +90,13 @@ class ImageSplitter:
         return self._share_out(np.arange(len(self.names)), fractions)
 
     def find_fractions(self, splits: Splits) -> Mapping[str, float] | None:
-        """Return the fractions by which `split` shares out the images of the splits that they name.
+        """Return the fractions by which `split` divides the images.
 
         Args:
             splits: As for `split`.
 
         Returns:
-            The fractions; none where folders or lists say the split of each image.
+            The fraction of each split; None if folders or lists give the split of each image.
         """
         if splits != "auto":
             return read_fractions(splits)
@@ -105,13 +104,14 @@ class ImageSplitter:
         return DEFAULT_SHARES if named is None else named.fractions
 
     def add_unmasked(self, by_split: Mapping[str, Ints], shared: Mapping[str, float]) -> None:
-        """Add what has no mask to what is not used: all of a split, and other images.
+        """Report splits without any mask, and other images without a mask, as not used.
 
-        Images in folders that tell need none, and of splits that are shared out it is chance.
+        Images in folders that give their kind need no mask. A split that is divided by fractions
+        may lack masks by chance.
 
         Args:
             by_split: Numbers of the images of each split.
-            shared: Fractions of those that are shared out.
+            shared: Fractions of the splits that are divided by fractions.
         """
         if self.leftovers is None:
             return
@@ -139,7 +139,7 @@ class ImageSplitter:
         self.leftovers.add("image has no mask", "images have no mask", names, cure)
 
     def add_unused(self, by_split: Mapping[str, Ints], is_good: Bools) -> None:
-        """Add images with a defect that are in no split, as only good ones train."""
+        """Report images with a defect that are in no split, because only good ones train."""
         is_split = sum(map(len, by_split.values())) > len(by_split["train"])
         if self.leftovers is not None and is_split:  # and not predicted
             used = np.concatenate(list(by_split.values()))
@@ -156,15 +156,15 @@ class ImageSplitter:
         return [self.names[number] for number in images.tolist()]
 
     def check_protocol(self, layout: str) -> None:
-        """Refuse a set that does not lie in the folders that ``data.protocol=mvtec`` asks for.
+        """Refuse a dataset without the folders that ``data.protocol=mvtec`` needs.
 
         Args:
-            layout: How its masks lie.
+            layout: Layout of its masks.
 
         Raises:
-            ConfigError: Says which folders it needs.
+            ConfigError: Folders are missing; the error names them.
         """
-        # Without masks folders still say which images are good, and images are scored by that.
+        # Without masks, folders still tell which images are good, and images are scored by that.
         if layout not in ("anomaly", "none") or not self.has_split_folders:
             raise ConfigError(
                 f"{show_path(self.root or Path())}: data.protocol=mvtec needs the folders "
@@ -173,10 +173,10 @@ class ImageSplitter:
             )
 
     def find_unknown(self) -> Ints:
-        """Return the numbers of images of which nothing says whether they show a defect.
+        """Return the numbers of images that may or may not show a defect.
 
-        Those are all of val or test by their folder, none of which has a mask, where every image of
-        the other folders has one or lies in a folder of good ones.
+        These are all images of a val or test folder without any mask, if every image of the other
+        folders has a mask or is in a folder of good images.
         """
         if self.has_mask is None:
             return np.zeros(0, np.int64)
@@ -190,21 +190,21 @@ class ImageSplitter:
         return np.flatnonzero(is_unknown & bool(len(others) and others.all()))
 
     def _is_labelled(self, has_mask: Bools) -> Bools:
-        """[n] which images have a mask, or lie in a folder that says if they show a defect."""
+        """Return [n] True for images with a mask, or in a folder that tells if they show a defect."""
         is_labelled: Bools = has_mask | (np.array(self.kinds) == GOOD)
         return is_labelled if self.unmarked is None else is_labelled | self.unmarked
 
     def split_good(self, splits: Splits, is_good: Bools) -> dict[str, Ints]:
-        """As `split`, but only images without a defect train.
+        """Split like `split`, but train only with images without a defect.
 
-        `auto` takes folders named after splits at their word: test is all of test, and without a
-        val that is a part of the good images of train, and all defective ones of it. Else shares are
-        those of the good images, and the others are shared out over val and test alone. Defective
-        images of listed training splits are left out.
+        `auto` follows folders that are named after splits: test is all of test. If there is no val,
+        it becomes a part of the good images of train, and all defective images of train. Otherwise
+        fractions apply to the good images, and the others are divided between val and test only.
+        Defective images of listed training splits are left out.
 
         Args:
             splits: As for `split`.
-            is_good: [n] which images show no defect.
+            is_good: [n] True for images without a defect.
         """
         fractions = read_fractions(splits)
         if splits == "auto":
@@ -215,7 +215,7 @@ class ImageSplitter:
             by_split = self._complete(named)
             if named.fractions is not None:
                 train = by_split["train"]
-                # They cannot train, and a threshold needs all that there are.
+                # They cannot train, and a threshold needs as many as possible.
                 by_split["val"] = np.union1d(by_split["val"], train[~is_good[train]])
         elif fractions is not None:
             split_images(self.names, splits)  # checks the fractions
@@ -226,17 +226,17 @@ class ImageSplitter:
         return by_split | {"train": train[is_good[train]]}
 
     def split_folds(self, folds: int, fold: int) -> dict[str, Ints]:
-        """Return the splits of one fold of a cross-validation: over all folds each image is in test once.
+        """Return the splits of one fold of a cross-validation, in which each image is in test once.
 
         Kinds, classes and sizes of defects are spread over the folds, and images that belong
-        together are in one. The next fold validates, the others train.
+        together are in one fold. The next fold validates, and the others train.
 
         Args:
-            folds: At least 3.
-            fold: Number of the fold that is test, from 0.
+            folds: Number of folds, at least 3.
+            fold: Number of the fold for test, from 0.
 
         Raises:
-            ConfigError: There are fewer images, or groups of them, than folds.
+            ConfigError: There are fewer images, or groups of images, than folds.
         """
         groups = self.find_groups(self.names)
         fractions = {str(number): 1 / folds for number in range(folds)}
@@ -251,12 +251,12 @@ class ImageSplitter:
         return {"train": train, "val": val, "test": test}
 
     def _share_out_good(self, fractions: Mapping[str, float], is_good: Bools) -> dict[str, Ints]:
-        """Share out good images by the fractions, and the others over val and test alone."""
+        """Divide good images by the fractions, and the others between val and test only."""
         by_split = self._share_out(np.flatnonzero(is_good), fractions)
         val, test = fractions["val"], fractions["test"]
         if val + test == 0:
             return by_split
-        # Images with a defect go to val and test alone, in proportion to their fractions.
+        # Images with a defect go only to val and test, in proportion to their fractions.
         of_scored = {"val": val / (val + test), "test": test / (val + test)}
         others = self._share_out(np.flatnonzero(~is_good), of_scored)
         for split, numbers in others.items():
@@ -265,7 +265,7 @@ class ImageSplitter:
 
     @property
     def has_split_folders(self) -> bool:
-        """Return True if images lie in folders named after splits, or lists name theirs."""
+        """Return True if images are in folders named after splits, or lists give their splits."""
         named = self._find_named()
         return named is not None and not named.names_train_alone
 
@@ -273,7 +273,7 @@ class ImageSplitter:
         return find_named_splits(self.names, root=self.root, others=self.others)
 
     def _complete(self, named: NamedSplits) -> dict[str, Ints]:
-        """Return named splits, with a part of train for val if nothing names that."""
+        """Return named splits, with a part of train as val if val is missing."""
         if named.fractions is None:
             return dict(named.numbers)
         return {**named.numbers, **self._share_out(named.numbers["train"], named.fractions)}
@@ -296,12 +296,12 @@ class ImageSplitter:
         return {split: images[part] for split, part in parts.items()}
 
     def _describe(self) -> Sequence[str]:
-        """Return the strata of images: kind, classes, and size of the defects to a factor of two."""
+        """Return the stratum of each image: kind, classes, and size of the defects to a factor of two."""
         if self.has_mask is None or self.count_classes is None:
             return self.kinds
         counts = self.count_classes()
         defect_fractions = 1 - counts[:, 0] / counts.sum(1)
-        # Powers of two above 2^-40, so that sizes are numbers above 0, and 0 is no defect.
+        # Powers of two above 2^-40, so that sizes are numbers above 0, and 0 means no defect.
         exponents = np.log2(np.maximum(defect_fractions, 1e-9)) + 40
         sizes = np.where(defect_fractions > 0, exponents, 0).astype(np.int64)
         strata = []
@@ -312,16 +312,16 @@ class ImageSplitter:
 
 
 def check_folds(splits: Splits, folds: int | None, fold: int, *, protocol: str) -> None:
-    """Refuse a cross-validation that cannot be, or that another option contradicts.
+    """Refuse a cross-validation that is impossible, or that another option contradicts.
 
     Args:
-        splits: As `InspectionDataModule` has them, like the other arguments.
-        folds: Their number; None for none.
-        fold: The one that is test.
+        splits: As in `InspectionDataModule`, like the other arguments.
+        folds: Number of folds; None for no cross-validation.
+        fold: Number of the fold for test.
         protocol: `mvtec` allows neither splits nor folds.
 
     Raises:
-        ConfigError: Says which.
+        ConfigError: The options are refused.
     """
     if protocol == "mvtec" and (splits != "auto" or folds is not None):
         raise ConfigError(
@@ -344,7 +344,7 @@ def check_folds(splits: Splits, folds: int | None, fold: int, *, protocol: str) 
 
 
 def _warn_of_uneven_splits(counts: Mapping[str, int], fractions: Mapping[str, float]) -> None:
-    """Warn where groups that stay together make a split much larger or smaller than was asked for."""
+    """Warn if groups that stay together make a split much larger or smaller than requested."""
     total = sum(counts.values())
     if total < _FEW:
         return
@@ -366,7 +366,7 @@ def describe_splits(
     kinds: Sequence[str],
     is_positive: Bools | None = None,
 ) -> str:
-    """Return ``train 354 (Break 59, good 175), val 76 (...)``, or of nameless kinds ``train 354 (179 positive)``."""
+    """Return ``train 354 (Break 59, good 175), val 76 (...)``, or ``train 354 (179 positive)`` without kinds."""
     parts = []
     for split, images in split_images.items():
         counts = Counter(kinds[number] for number in images.tolist())
@@ -386,14 +386,14 @@ def find_groups(
     with_near_duplicates: bool,
     folder: Path | None,
 ) -> Ints:
-    """[n] number of the group of each image: equal files, names that match alike, near-duplicates.
+    """Return [n] group numbers of the images, by equal files, matching names and near-duplicates.
 
     Args:
         bank: The images.
-        names: Their paths below the root.
+        names: Paths of the images below the root.
         pattern: See `group_by_name`.
-        with_near_duplicates: True puts them together, see `group_similar`.
-        folder: Folder of what was found out, for the next run; `None` keeps nothing.
+        with_near_duplicates: True groups near-duplicates, see `group_similar`.
+        folder: Folder that keeps the result for the next run; `None` keeps nothing.
     """
     groups = [group_equal(bank)]
     if pattern is not None:
@@ -414,23 +414,23 @@ def find_groups(
 def split_stratified(
     kinds: Sequence[str], groups: Ints, shares: Mapping[str, float], *, seed: int
 ) -> dict[str, Ints]:
-    """Split images so that each kind of defect is in each split, and each group in one.
+    """Split images so that each kind of defect is in each split, and each group in one split.
 
     Args:
-        kinds: Of each image.
-        groups: [n] number of the group of each image, such as those that are equal to the byte.
-        shares: Of train, val and test.
-        seed: Chooses the images of each share.
+        kinds: Kind of each image.
+        groups: [n] number of the group of each image, for example of byte-identical ones.
+        shares: Fractions of train, val and test.
+        seed: Seed of the choice of images.
 
     Returns:
-        For each split the ascending numbers of its images.
+        The numbers of the images of each split, ascending.
     """
-    # One image stands for its group: the others follow it.
+    # One image stands for its group, and the others follow it.
     firsts = np.unique(groups, return_index=True)[1]
     draws = uniform(seed, Stream.SPLIT, firsts, 0, 1)[:, 0]
     shuffled = firsts[np.argsort(draws, kind="stable")].tolist()
     chosen: dict[str, list[int]] = {split: [] for split, share in shares.items() if share > 0}
-    # Kind after kind, each image to the split that lags furthest behind its fraction: so all
+    # Kind by kind, each image goes to the split that is furthest below its fraction, so that all
     # fractions are right together.
     for count, number in enumerate(sorted(shuffled, key=lambda number: kinds[number]), 1):
         lags = {split: shares[split] * count - len(chosen[split]) for split in chosen}
@@ -443,18 +443,18 @@ def split_stratified(
 
 
 def group_equal(bank: ImageBank) -> Ints:
-    """[n] number of the group of images whose files are equal to the byte; without a store each is its own."""
+    """Return [n] group numbers of byte-identical images; without a store, each image is its own group."""
     if not isinstance(bank, StoredImages):
         return np.arange(len(bank))
     return np.unique(bank.source_states, axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def join_groups(*labels: Ints) -> Ints:
-    """[n] number of the group of what any of some groupings puts together."""
+    """Return [n] group numbers that join the groups of all groupings."""
     joined = np.arange(len(labels[0]))
     while True:
         before = joined
-        # Each group takes the lowest number of its members, grouping after grouping.
+        # Each group takes the lowest number of its members, one grouping after another.
         for label in labels:
             numbers = np.unique(label, return_inverse=True)[1].reshape(-1)
             least = np.full(len(label), len(label))

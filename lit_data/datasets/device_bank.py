@@ -1,4 +1,4 @@
-"""Decoded pixels on the device: batches cross the bus as numbers, and patches are cut where they are used."""
+"""Decoded pixels on the device: batches are transferred as numbers, and patches are cut on the device."""
 
 import warnings
 from pathlib import Path
@@ -19,28 +19,28 @@ from lit_data.images.store.store import DecodedStore
 
 CHUNK_BYTES = 2**26
 _KEPT_SHARE = 0.25
-"""Share of the free memory that is left to the model, its gradients and the batches."""
+"""Fraction of the free memory that remains for the model, its gradients and the batches."""
 
 
 class DeviceBank:
-    """The images of a store on one device, as one flat tensor.
+    """Images of a store on one device, as one flat tensor.
 
-    The host's own memory is not filled: there the pixel file is mapped, as by the store itself.
+    On the host, the pixel file is mapped, so that it takes no additional memory there.
 
     Args:
         store: Decoded images.
-        device: Where they go.
+        device: Device that they are copied to.
 
     Raises:
-        ConfigError: They do not fit there.
-        StoreError: The pixel file is gone.
+        ConfigError: The images do not fit on the device.
+        StoreError: The pixel file is missing.
     """
 
     def __init__(self, store: DecodedStore, device: torch.device) -> None:
         self._dtype: torch.dtype = getattr(torch, store.dtype.name)
         areas_px = store.heights_px * store.widths_px
         firsts = (np.cumsum(areas_px) - areas_px) * store.channels
-        # A validation may come first, and what is made in inference mode is of no use to training.
+        # A validation may come first, and tensors from inference mode cannot be used in training.
         with torch.inference_mode(mode=False):
             pixels = _map_pixels(store)
             self._pixels = pixels if device.type == "cpu" else upload(pixels, device)
@@ -50,7 +50,7 @@ class DeviceBank:
             self._channels = torch.arange(store.channels, device=device)
 
     def cut(self, images: Tensor, positions: Tensor, patch_px: Size) -> Tensor:
-        """Cut patches; past its edges an image is mirrored without its edge row.
+        """Cut patches; beyond its edges, an image is mirrored without its edge row.
 
         Args:
             images: [B] int64, numbers of images, on the device.
@@ -69,10 +69,10 @@ class DeviceBank:
 
 
 class DevicePatches:
-    """Pixels for batches of `PatchDataset(..., pixels=False)`, on the device where these are.
+    """Source of pixels for batches of `PatchDataset(..., pixels=False)`, on the device of the batch.
 
-    A store goes to a device at the first batch that needs it there, and stays. A pickled copy
-    begins with none.
+    A store is copied to a device for the first batch that needs it there, and stays. A pickled
+    copy starts without any.
     """
 
     def __init__(self) -> None:
@@ -82,11 +82,11 @@ class DevicePatches:
         return type(self), ()
 
     def fill(self, batch: Batch, dataset: PatchDataset) -> Batch:
-        """Add ``image``, and ``mask`` where the dataset has masks, equal to those it would write.
+        """Add ``image``, and ``mask`` if the dataset has masks, equal to those with ``pixels=True``.
 
         Args:
             batch: A batch of the dataset.
-            dataset: It reads from stores.
+            dataset: Dataset that reads from stores.
 
         Raises:
             ConfigError: The pixels do not fit on the device, or are not in a store.
@@ -114,21 +114,21 @@ class DevicePatches:
 
 
 def find_free_bytes(device: torch.device) -> int:
-    """Memory that is free on a device; devices that are not CUDA's share that of the host."""
+    """Return the free memory of a device in bytes; devices other than CUDA share that of the host."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return psutil.virtual_memory().available
 
 
 def upload(pixels: Tensor, device: torch.device) -> Tensor:
-    """Copy to a device in pieces, so that the host never holds a second copy.
+    """Copy pixels to a device in pieces, so that the host never has a second copy.
 
     Args:
-        pixels: [N].
-        device: Where to.
+        pixels: [N] values.
+        device: Device to copy to.
 
     Raises:
-        ConfigError: They do not fit, with a quarter of the free memory left for training.
+        ConfigError: The pixels do not fit if a quarter of the free memory remains for training.
     """
     needed_bytes, free_bytes = pixels.nbytes, find_free_bytes(device)
     if needed_bytes > free_bytes * (1 - _KEPT_SHARE):
@@ -146,7 +146,7 @@ def upload(pixels: Tensor, device: torch.device) -> Tensor:
 
 
 def _map_pixels(store: DecodedStore) -> Tensor:
-    """All pixels of a store: [N], a view of its file that must not be written to."""
+    """Return all pixels of a store: [N], a view of its file that must not be written to."""
     # CUDA has few kernels for uint16; the bits are moved as int16.
     pixels = store.pixels.view(np.int16) if store.dtype.name == "uint16" else store.pixels
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Division of the files of a set into images and masks, by the names of files and of folders."""
+"""Division of the files of a dataset into images and masks, by the names of files and folders."""
 
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -30,29 +30,29 @@ from lit_data.images.masks import MaskOptions
 
 MaskPlace = Literal["anomaly", "folder", "beside", "none"]
 
-_LEAST_TWINS = 3  # files that two folders share the names of
-_MOST_FOLDERS = 32  # that are compared by their files
+_LEAST_TWINS = 3  # names of files that two folders must share
+_MOST_FOLDERS = 32  # folders that are compared by their files
 _LOSSLESS = (
     ".png",
     ".bmp",
     ".tif",
     ".tiff",
     ".npy",
-)  # what masks are stored in, the likeliest first
+)  # types that masks are stored in, the most likely first
 _LABELME_MASKS = "SegmentationClassPNG"
 _SEPARATOR = re.compile(r"[\W_]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """Files of a set that were divided.
+    """Files of a dataset, divided into images and masks.
 
     Attributes:
-        place: Where masks lie; see `InspectionSet.layout`.
+        place: Place of the masks; see `InspectionSet.layout`.
         images: The images, in the order of their names.
         masks: The masks.
-        folders: Those that hold the masks; none where masks lie beside their images.
-        where: Where the masks lie, for a message.
+        folders: Folders of the masks; empty if masks are beside their images.
+        where: Place of the masks, for a message.
     """
 
     place: MaskPlace
@@ -67,8 +67,8 @@ class FileDivider:
     """Divider of files by their names.
 
     Args:
-        folder: Of the set.
-        paths: Its files, in order.
+        folder: Folder of the dataset.
+        paths: Files of the dataset, in order.
     """
 
     folder: Path
@@ -76,11 +76,11 @@ class FileDivider:
 
     @cached_property
     def folders(self) -> list[Path]:
-        """Folders of the files, each once, in their order."""
+        """Folders of the files, each once, in order."""
         return list(dict.fromkeys(path.parent for path in self.paths))
 
     def divide(self) -> Division:
-        """Find masks in the layout that the files are in."""
+        """Find the masks by the layout of the files."""
         divider = self._leave_out_repeating()
         paths = divider.paths
         mask_folders = {p for p in divider.folders if is_anomaly(self.parts(p / "x"))}
@@ -95,10 +95,10 @@ class FileDivider:
         return divider._divide_folders(folders) if folders else divider._divide_beside()
 
     def divide_named(self, masks: str) -> Division:
-        """Take the masks of a folder, or of the folders of that name in all parts of the set.
+        """Take the masks from a folder, or from the folders of that name in all parts of the dataset.
 
         Args:
-            masks: The folder, absolute or below that of the set.
+            masks: The folder, absolute or below the folder of the dataset.
 
         Raises:
             DataError: There is no such folder.
@@ -112,20 +112,20 @@ class FileDivider:
                 raise DataError(f"{show_path(folder)}: no such folder of masks; check data.masks")
             return divider._divide_folders(folders)
         mask_files = [path for path in paths if path.absolute().is_relative_to(folder)]
-        # Without any the folder lies elsewhere.
+        # Without any, the folder is outside the dataset.
         return divider._take(mask_files or find_images(folder).paths, [folder])
 
     def name(self, path: Path) -> str:
-        """Return the path of a file below the folder, with forward slashes; its own where it lies elsewhere."""
+        """Return the path of a file below the folder, with forward slashes, or its own path if it is outside."""
         return name_below(self.folder, path) or str(path)
 
     def parts(self, path: Path) -> tuple[str, ...]:
-        """Return names of the folders on the way to a file, and its own; none where it lies elsewhere."""
+        """Return the parts of the path of a file below the folder; none if it is outside."""
         name = name_below(self.folder, path)
         return () if name is None else tuple(name.split("/"))
 
     def _leave_out_repeating(self) -> "FileDivider":
-        """Return a divider of the files but those in folders that say the same again."""
+        """Return a divider of the files without those in folders that repeat others."""
         repeating = set()
         repeated_arrays = set()
         for folder in self.folders:
@@ -144,7 +144,7 @@ class FileDivider:
         return replace(self, paths=paths)
 
     def _find_folders(self, is_wanted: Callable[[str], bool]) -> set[Path]:
-        """Find the folders whose names say that they hold masks."""
+        """Find the folders of masks by their names."""
         mask_folders = set()
         for folder in self.folders:
             parts = self.parts(folder / "x")
@@ -154,7 +154,7 @@ class FileDivider:
         return mask_folders
 
     def _find_named(self, names: tuple[str, ...]) -> set[Path]:
-        """Find the folders of a name, or of several one in the other, in all parts of the set."""
+        """Find the folders with a name, or with several nested names, in all parts of the dataset."""
         folders = set()
         for folder in self.folders:
             parts = self.parts(folder / "x")[:-1]
@@ -170,7 +170,7 @@ class FileDivider:
         )
 
     def _take(self, masks: Sequence[Path], folders: Sequence[Path]) -> Division:
-        """Divide where the masks are known."""
+        """Divide the files, given the masks."""
         where = name_below(self.folder.absolute(), folders[0].absolute()) or str(folders[0])
         images = without(self.paths, masks)
         side_folders = set()
@@ -189,7 +189,7 @@ class FileDivider:
         )
 
     def _divide_beside(self) -> Division:
-        """Find masks in the folders of their images: by a word of the name, or another type."""
+        """Find masks in the folders of their images, by a word in the name or another type of file."""
         words = self._find_words()
         paths = _without_repeating(self.paths, self.paths) if words else self.paths
         masks = [path for path in paths if path in words]
@@ -197,7 +197,7 @@ class FileDivider:
         for path in without(paths, masks):
             files_of.setdefault((path.parent, path.stem), []).append(path)
         for files in files_of.values():
-            # Of two files with one name, the one of the type that loses nothing is the mask.
+            # Of two files with the same name, the one of a lossless type is the mask.
             if len(files) == 2 and _rank(files[0]) != _rank(files[1]):
                 masks.append(min(files, key=_rank))
         images = without(paths, masks)
@@ -209,14 +209,14 @@ class FileDivider:
         return Division(place="beside", images=images, masks=masks, where=where)
 
     def _find_words(self) -> dict[Path, str]:
-        """Return for each file whose name says that it is a mask the word that does."""
+        """Return the word that marks a file as a mask, for each file whose name has one."""
         words = _map_words(self.paths, find_mask_ending) or _map_words(self.paths, find_mask_start)
         if words:
             return words
         if not any(_may_have_image(path.stem) for path in self.paths):
             return {}
         stems = {(path.parent, path.stem) for path in self.paths}
-        # A folder for each image, with img.png and label.png.
+        # There is a folder for each image, with img.png and label.png.
         imaged = {parent for parent, stem in stems if stem.lower() in IMAGE_WORDS}
         for path in self.paths:
             if path.stem.lower() in MASK_WORDS and path.parent in imaged:
@@ -227,23 +227,23 @@ class FileDivider:
 
 
 def _may_have_image(stem: str) -> bool:
-    """Return True if a file is a mask where another one has the name of its image."""
+    """Return True if a file with this stem is a mask, provided that its image exists."""
     return stem.endswith("_m") or stem.lower() in MASK_WORDS
 
 
 def _list_below(paths: Sequence[Path], folders: Collection[Path]) -> list[Path]:
-    """List the files that lie in some folders."""
+    """List the files in the given folders."""
     return [path for path in paths if path.parent in folders] if folders else []
 
 
 def _map_words(paths: Sequence[Path], find: Callable[[str], str]) -> dict[Path, str]:
-    """Return for each path in whose stem a word is found that word."""
+    """Return the word that is found in the stem of each path, without paths that have none."""
     words = {path: find(path.stem) for path in paths}
     return {path: word for path, word in words.items() if word}
 
 
 def _without_repeating(paths: Sequence[Path], known: Sequence[Path]) -> list[Path]:
-    """Return files but those whose names say that they show a known file beside them in another way."""
+    """Remove files whose names show that they are another view of a known file beside them."""
     repeated = {path: strip_repeating(path.stem) for path in paths}
     if not any(repeated.values()):
         return list(paths)
@@ -260,15 +260,15 @@ def _without_repeating(paths: Sequence[Path], known: Sequence[Path]) -> list[Pat
 
 
 def _list_beginnings(stem: str) -> list[str]:
-    """List a stem, and what stands before each of its words."""
+    """List a stem, and the part before each of its words."""
     return [stem, *(stem[: match.start()] for match in _SEPARATOR.finditer(stem))]
 
 
 def find_twin_folders(paths: Sequence[Path]) -> set[Path]:
-    """Find folders of black and white files with the names of those of another folder: masks.
+    """Find folders of masks: black and white files with the names of those in another folder.
 
     Args:
-        paths: All files of the set.
+        paths: All files of the dataset.
     """
     stems: dict[Path, dict[str, Path]] = {}
     for path in paths:
@@ -276,12 +276,12 @@ def find_twin_folders(paths: Sequence[Path]) -> set[Path]:
     twins: set[Path] = set()
     if len(stems) > _MOST_FOLDERS:
         return twins
-    # Each pair both ways: either folder may hold the masks of the other.
+    # Each pair in both orders, since either folder may have the masks of the other.
     for one, other in permutations(stems, 2):
         shared = stems[one].keys() & stems[other].keys()
         if one.parent != other.parent or len(shared) < max(_LEAST_TWINS, 0.9 * len(stems[one])):
             continue
-        # A few files are enough to tell, and reading all of them takes long.
+        # A few files are enough to decide, and reading all of them takes long.
         step = max(1, len(shared) // _LEAST_TWINS)
         some_stems = sorted(shared)[::step]
         own_files = [stems[one][stem] for stem in some_stems]
@@ -293,7 +293,7 @@ def find_twin_folders(paths: Sequence[Path]) -> set[Path]:
 
 
 def is_black_and_white(path: Path) -> bool:
-    """Return True if an image has up to two values in one channel, or gray edges between black and white alone."""
+    """Return True if an image has one channel of up to two values, or is black and white except for gray edges."""
     try:
         counts = count_values(path, MaskOptions())
     except DataError:
@@ -302,7 +302,7 @@ def is_black_and_white(path: Path) -> bool:
 
 
 def show_masks(division: Division) -> bool:
-    """Return True if masks are few values or colors, as far as a few files tell, and images are not."""
+    """Return True if a few files show that masks have few values or colors, and images do not."""
     masks, images = (_take_some(files) for files in (division.masks, division.images))
     return all(map(may_be_mask, masks)) and not all(map(may_be_mask, images))
 
@@ -312,20 +312,20 @@ def _take_some(paths: Sequence[Path]) -> Sequence[Path]:
 
 
 def is_anomaly(parts: Sequence[str]) -> bool:
-    """Return True if a path is a mask of a set for anomaly detection.
+    """Return True if a path is a mask of a dataset for anomaly detection.
 
-    Such are ``ground_truth/KIND/NAME`` and ``ground_truth/KIND/NAME/NUMBER``.
+    Such paths are ``ground_truth/KIND/NAME`` and ``ground_truth/KIND/NAME/NUMBER``.
     """
     return any("".join(split_words(part)) == "groundtruth" for part in parts[-4:-2])
 
 
 def without(paths: Sequence[Path], others: Collection[Path]) -> list[Path]:
-    """Return paths but some, in their order."""
+    """Return paths without the others, in order."""
     left_out = set(others)
     return [path for path in paths if path not in left_out]
 
 
 def _rank(path: Path) -> int:
-    """Return the rank of a file among two with one stem: 0 is the likeliest mask."""
+    """Return the rank of a file among two with the same stem; 0 is the most likely mask."""
     extension = path.suffix.lower()
     return _LOSSLESS.index(extension) if extension in _LOSSLESS else len(_LOSSLESS)

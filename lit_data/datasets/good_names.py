@@ -1,4 +1,4 @@
-"""Names of folders that hold good parts, told by whole words of several languages and their negations."""
+"""Names of folders of good parts, recognized by whole words of several languages and their negations."""
 
 import logging
 import re
@@ -61,7 +61,7 @@ _LETTER_OF = {
     word: _LETTERS[meaning] for meaning, words in _WORDS.items() for word in words.split()
 }
 _GOOD = re.compile("(g|(?<!n)bf|nb(?!f)|fob|f(?!b|ob))+")
-"""Of the letters of a name: good, defect free, no defect, free of defects, free."""
+"""Patterns of the letters of a name: good, defect free, no defect, free of defects, free."""
 _HINTS = re.compile("[gfm]")
 _FAULTS = re.compile("[bn]")
 _TELLING = ("g", "f", "b", "m")
@@ -69,20 +69,20 @@ _MOST_NAMED = 20
 
 
 GOOD = "good"
-"""Kind of images of good parts, whatever their folder is called."""
+"""Kind of images of good parts, whatever the name of their folder."""
 
 
 def name_kinds(
     folders: Sequence[Sequence[str]], good: Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """Return the kind of each image: `GOOD`, or the name of its folder; empty without one.
+    """Return the kind of each image: `GOOD`, or the name of its folder; empty without a folder.
 
-    Kinds are the outermost folders, or those of the first level below them at which some folder is
-    named after good parts, as there is in each folder of a product.
+    Kinds are the outermost folders, or the first level below them with a folder that is named
+    after good parts, as in a dataset with a folder for each product.
 
     Args:
-        folders: Of each image those that may be its kind, the outermost first.
-        good: Globs of the names of good ones; None goes by their words.
+        folders: Folders of each image that may be its kind, the outermost first.
+        good: Globs of the names of good folders; None recognizes them by their words.
     """
     _warn_of_misfits({part for parts in folders for part in parts}, good or ())
     level, good_names = 0, frozenset[str]()
@@ -101,11 +101,11 @@ def name_kinds(
 
 
 def describe_doubt(kinds: Collection[str], good: Sequence[str] | None = None) -> str:
-    """Return what makes it doubtful which kinds are good; empty where nothing does.
+    """Return why it is doubtful which kinds are good, or "" if it is clear.
 
     Args:
-        kinds: As `name_kinds` gives them.
-        good: What that was given.
+        kinds: Kinds that `name_kinds` returned.
+        good: Globs that `name_kinds` was given.
     """
     names = sorted(set(kinds) - {GOOD, ""})
     listed = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
@@ -114,19 +114,19 @@ def describe_doubt(kinds: Collection[str], good: Sequence[str] | None = None) ->
     if GOOD in kinds:
         doubtful = find_doubtful_names(names)
         return f"folders that may hold good parts or not: {', '.join(doubtful)}" if doubtful else ""
-    # One folder of any name holds what is there to learn from.
+    # A single folder of any name has the images to learn from.
     if len(set(kinds)) < 2 and not any(map(names_defect, names)):
         return ""
     return f"no folder is known to hold good parts (found: {listed})"
 
 
 def find_good_names(names: Collection[str], good: Sequence[str] | None = None) -> frozenset[str]:
-    """Return the names of folders beside each other that say for certain that good parts are in them.
+    """Return the names of sibling folders that certainly have good parts.
 
-    Words that all of the names begin or end with, such as that of a product, say nothing.
+    Words that all names begin or end with, such as that of a product, do not count.
 
     Args:
-        names: Of the folders.
+        names: Names of the folders.
         good: See `name_kinds`.
     """
     if good is not None:
@@ -138,10 +138,10 @@ def find_good_names(names: Collection[str], good: Sequence[str] | None = None) -
 def choose_good_classes(
     classes: Sequence[str], good: Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """Return the classes that hold good parts; none where no name says so, or where all do.
+    """Return the classes of good parts; none if no name says so, or if all do.
 
     Args:
-        classes: Their names.
+        classes: Names of the classes.
         good: See `name_kinds`.
     """
     names = find_good_names(set(classes), good)
@@ -150,7 +150,7 @@ def choose_good_classes(
 
 
 def find_doubtful_names(names: Collection[str]) -> list[str]:
-    """Return names with a word for good beside words that are not known, such as ``nearly_ok``."""
+    """Return names with a word for good beside unknown words, such as ``nearly_ok``."""
     doubtful = []
     for name, letters in sorted(_read_names(names).items()):
         is_good = _GOOD.fullmatch(letters) is not None
@@ -160,13 +160,13 @@ def find_doubtful_names(names: Collection[str]) -> list[str]:
 
 
 def names_defect(name: str) -> bool:
-    """Return True if a name says for certain that its parts are not good."""
+    """Return True if a name is certainly that of parts that are not good."""
     letters = "".join(map(_letter_of, _list_words(name)))
     return _GOOD.fullmatch(letters) is None and _FAULTS.search(letters) is not None
 
 
 def tells_quality(name: str) -> bool:
-    """Return True if a word of a name says that something is good or not."""
+    """Return True if a name has a word about quality, good or bad."""
     return any(_letter_of(word) in _TELLING for word in _list_words(name))
 
 
@@ -181,7 +181,7 @@ def _fits(name: str, globs: Sequence[str]) -> bool:
 
 
 def _read_names(names: Collection[str]) -> dict[str, str]:
-    """Return for each name a letter for the meaning of each word that has one."""
+    """Return a letter for each known word of each name."""
     words_of = {name: _list_words(name) for name in names if name}
     for end in (0, -1):
         _drop_shared(list(words_of.values()), end)
@@ -207,7 +207,7 @@ def _letter_of(word: str) -> str:
 @lru_cache(maxsize=1024)
 def _join_words(name: str) -> str:
     text = " ".join(word for word in split_words(name) if not word.isdecimal())
-    # Accents are often left out of the names of files.
+    # Names of files often omit accents.
     plain = unicodedata.normalize("NFKD", text)
     text = unicodedata.normalize("NFC", "".join(c for c in plain if not unicodedata.combining(c)))
     for phrase, word in _PHRASES:

@@ -1,6 +1,7 @@
-"""Finding single images and their masks, in the ways in which people store them.
+"""Search for single images and their masks in common layouts.
 
-An image without a mask shows no defect where others have one. See `division` and `lit_data.images.pairing`.
+If some images have masks, an image without one shows no defect. See `division` and
+`lit_data.images.pairing`.
 """
 
 import logging
@@ -34,23 +35,21 @@ _MOST_COMPARED = 64  # images whose headers are read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectionSet:
-    """The images of a set.
+    """Images of a dataset.
 
     Attributes:
         layout: `anomaly` for ``train/good``, ``test/KIND`` and ``ground_truth/KIND``, `folder` for
             masks in a folder of their own, `beside` for masks beside their images, `none` without
-            masks, and the kinds of annotations.
-        images: In the order of their names.
-        masks: For each image its mask, or None.
-        kinds: For each image the kind of its defect, or ``good``; the first folder of its path
-            where that tells.
-        where: Where the masks lie, for a message.
-        bad: Images that are to be left out.
-        parts: For masks that are several files, such as those of MVTec LOCO: for the first all of
-            them.
-        excluded: Files that were to be left out, which annotations may still name.
+            masks, or the kind of annotations.
+        images: Images, in the order of their names.
+        masks: Mask of each image, or None.
+        kinds: Kind of defect of each image, or ``good``, by the folders of its path if these tell.
+        where: Place of the masks, for a message.
+        bad: Images to leave out.
+        parts: All files of each mask with several files, as in MVTec LOCO, by the first file.
+        excluded: Excluded files, which annotations may still name.
         boxes: File with [n, 6] (image, class from 1 or 255, left, top, right, bottom) px of all
-            objects, where annotations tell objects apart.
+            objects, if annotations tell objects apart.
     """
 
     layout: Layout
@@ -64,7 +63,7 @@ class InspectionSet:
     boxes: Path | None = None
 
     def keep(self, numbers: Sequence[int]) -> "InspectionSet":
-        """Return a set of some of the images; the others are excluded."""
+        """Return the set with only the given images; the others become excluded."""
         left_out = sorted(set(range(len(self.images))) - set(numbers))
         if not left_out:
             return self
@@ -77,7 +76,7 @@ class InspectionSet:
         )
 
     def describe(self) -> str:
-        """Return counts of images and masks in one line."""
+        """Return one line with the numbers of images and masks."""
         kinds = self._describe_kinds()
         if self.layout == "none":
             return f"{counted(len(self.images), 'image')} without masks{kinds}"
@@ -91,7 +90,7 @@ class InspectionSet:
         return line + kinds
 
     def _describe_kinds(self) -> str:
-        """Return counts of kinds, and the names of a few images that are in no folder of a kind."""
+        """Return the counts of kinds, and the names of a few images outside folders of kinds."""
         counts = Counter(self.kinds)
         if len(counts) == 1:
             return ""
@@ -104,7 +103,7 @@ class InspectionSet:
 
 
 def describe_counts(counts: Mapping[str, int], nameless: str = "") -> str:
-    """Return counts as ``dent 3, good 120``; of many names the first ones."""
+    """Return counts as ``dent 3, good 120``, only the first ones if there are many."""
     parts = [f"{name or nameless} {count}" for name, count in sorted(counts.items())]
     line = ", ".join(parts[:_MOST_NAMED])
     hidden_count = len(parts) - _MOST_NAMED
@@ -123,17 +122,17 @@ def find_inspection_set(
     """Find the images of a folder and the mask of each.
 
     Args:
-        folder: Of the set.
-        masks: Folder of the masks, absolute or below that one, or its name in each part of the set;
-            None looks for them.
+        folder: Folder of the dataset.
+        masks: Folder of the masks, absolute or below `folder`, or its name in each part of the
+            dataset; None searches for them.
         patterns: Globs of the images.
-        exclude: Globs of files that are left out; masks of such images are left out too.
-        good: Globs of the names of folders with good parts; None goes by their words.
-        leftovers: Takes what is there and not used.
+        exclude: Globs of files to leave out; masks of such images are left out too.
+        good: Globs of the names of folders with good parts; None recognizes them by their words.
+        leftovers: Receives files that are not used.
 
     Raises:
-        DataError: There are no images; or a mask has no image, or an image several masks: all of
-            them are listed.
+        DataError: There are no images, or masks have no image, or images have several masks; all
+            of them are listed.
     """
     paths, excluded, matlab_count = _list_files(folder, patterns, exclude, leftovers)
     divider = FileDivider(folder, paths)
@@ -154,19 +153,19 @@ def find_labelled_set(
     exclude: Sequence[str] = (),
     leftovers: Leftovers | None = None,
 ) -> InspectionSet:
-    """Find the images of a folder that have a label each, whose kinds are the names of their folders.
+    """Find the images of a folder with one label each, the name of their folder.
 
-    Names such as ``label`` and ``p0_mask.jpg`` are those of masks only where the files look like masks.
-    Where there is one kind, masks say which images are ``good`` and which show a ``defect``.
+    Files with names such as ``label`` and ``p0_mask.jpg`` count as masks only if they look like
+    masks. If there is one kind, masks tell which images are ``good`` and which show a ``defect``.
 
     Args:
-        folder: Of the set.
-        patterns: As those of `find_inspection_set`, like the rest.
-        exclude: See there.
-        leftovers: See there.
+        folder: Folder of the dataset.
+        patterns: As in `find_inspection_set`.
+        exclude: As in `find_inspection_set`.
+        leftovers: As in `find_inspection_set`.
 
     Raises:
-        DataError: See there.
+        DataError: As in `find_inspection_set`.
     """
     paths, excluded, _ = _list_files(folder, patterns, exclude, leftovers)
     divider = FileDivider(folder, paths)
@@ -199,7 +198,7 @@ def _add_repeating(leftovers: Leftovers, divider: FileDivider, division: Divisio
 
 
 def _pair(divider: FileDivider, division: Division, excluded: Sequence[Path]) -> InspectionSet:
-    """Return the set of the images, each with its mask."""
+    """Return the set of images, each with its mask."""
     if not division.images:
         raise DataError(
             f"{show_path(divider.folder)}: no images but the masks {division.where}; check data.root"
@@ -226,10 +225,10 @@ def _pair(divider: FileDivider, division: Division, excluded: Sequence[Path]) ->
 
 
 def _match(pairing: Pairing) -> Matching:
-    """Match all masks.
+    """Match all masks with their images.
 
     Raises:
-        DataError: Some do not fit; all are listed.
+        DataError: Some masks do not fit; all of them are listed.
     """
     matching = pairing.match()
     matching.problems.raise_if_any(
@@ -244,11 +243,10 @@ def _match(pairing: Pairing) -> Matching:
 def _pair_anomaly(
     divider: FileDivider, division: Division, excluded: Sequence[Path]
 ) -> InspectionSet:
-    """Pair the layout ``train/good``, ``test/KIND`` and ``ground_truth/KIND``.
+    """Pair images and masks in the layout ``train/good``, ``test/KIND`` and ``ground_truth/KIND``.
 
-    It lies below the folder, or below one for each product.
+    The layout begins in the folder, or in a folder for each product.
     """
-    # For an image with a folder of masks that folder, else the mask itself: its mask files.
     parts_of: dict[Path, list[Path]] = {}
     for path in division.masks:
         has_folder = is_anomaly(divider.parts(path)[:-1])
@@ -276,12 +274,12 @@ def _pair_anomaly(
 
 
 def _list_kinds(divider: FileDivider, division: Division) -> list[list[str]]:
-    """Return for each image the folders that may say its kind, the outermost first."""
+    """Return the folders of each image that may be its kind, the outermost first."""
     if division.place == "anomaly":
         names_above = (path.parent.name for path in division.images)
         return [[] if find_split(name) else [name] for name in names_above]
     folders = [divider.parts(path)[:-1] for path in division.images]
-    # A folder such as photos is a kind where it lies beside those of other kinds.
+    # A folder such as photos is a kind if it is beside folders of other kinds.
     parents = set[tuple[str, ...]]()
     for parts in folders if division.place == "none" else ():
         parents.update(parts[:depth] for depth, part in enumerate(parts) if not _is_neutral(part))
@@ -298,7 +296,7 @@ def _list_kinds(divider: FileDivider, division: Division) -> list[list[str]]:
 
 
 def _add_lone_split(names: Sequence[str], kinds: Sequence[list[str]]) -> None:
-    """Add the one folder named after a split that lies among folders of kinds, such as ``valid``."""
+    """Add a folder such as ``valid``, the only one named after a split among folders of kinds."""
     folder_of = [find_split_folder(name) for name in names]
     folders = set(filter(None, folder_of))
     in_split = [number for number, folder in enumerate(folder_of) if folder]
@@ -309,16 +307,16 @@ def _add_lone_split(names: Sequence[str], kinds: Sequence[list[str]]) -> None:
 
 @lru_cache(maxsize=4096)
 def _is_neutral(part: str) -> bool:
-    """Return True for folders that only say the split, or that images are in them."""
+    """Return True for folders that only name a split, or say that they contain images."""
     return is_image_folder(part) or (find_split(part) is not None and not tells_quality(part))
 
 
 def leave_out_stray(folder: Path, image_set: InspectionSet) -> InspectionSet:
-    """Leave out the one picture that lies on top of folders of kinds, such as a preview; log it.
+    """Leave out a single picture above the folders of kinds, such as a preview, and log it.
 
     Args:
-        folder: Of the set.
-        image_set: Its images; with masks, or with one kind alone, it is returned as it is.
+        folder: Folder of the dataset.
+        image_set: Images of the dataset; a set with masks, or with one kind, is returned unchanged.
     """
     on_top = [number for number, path in enumerate(image_set.images) if path.parent == folder]
     kinds = set(image_set.kinds) - {""}
@@ -333,14 +331,14 @@ def leave_out_stray(folder: Path, image_set: InspectionSet) -> InspectionSet:
 
 
 def leave_out_unlike(folder: Path, image_set: InspectionSet, leftovers: Leftovers) -> InspectionSet:
-    """Leave out the few pictures on top of folders of images that are like none of these, such as a contact sheet.
+    """Leave out a few pictures above folders of images that differ from all of these, such as a contact sheet.
 
-    They have other channels, another dtype, or another size than all others, which have one.
+    They differ in channels or dtype, or in size if all other images have the same size.
 
     Args:
-        folder: Of the set.
-        image_set: Its images; those with a mask stay.
-        leftovers: Takes those that are left out.
+        folder: Folder of the dataset.
+        image_set: Images of the dataset; images with a mask stay.
+        leftovers: Receives the pictures that are left out.
     """
     on_top: list[int] = []
     others: list[Path] = []
@@ -374,13 +372,13 @@ def _is_alike(path: Path, known: Sequence[_Form]) -> bool:
     form = _read_form(path)
     if form is None:
         return True
-    if len({other.size_px for other in known}) != 1:  # any size is one more
+    if len({other.size_px for other in known}) != 1:  # sizes differ anyway
         return form[:2] in {other[:2] for other in known}
     return form in known
 
 
 def _read_form(path: Path) -> _Form | None:
-    """Return the form of a file; None for one that cannot be read."""
+    """Return the form of a file, or None if it cannot be read."""
     try:
         stored = read_header(path).stored
     except DataError:
@@ -395,7 +393,7 @@ def _list_files(
     exclude: Sequence[str] = (),
     leftovers: Leftovers | None = None,
 ) -> tuple[list[Path], list[Path], int]:
-    """List the files, and those that are excluded; count those of MATLAB, which may be masks."""
+    """List the files and the excluded files, and count MATLAB files, which may be masks."""
     if not folder.is_dir():
         fault = "not a folder" if folder.exists() else "no such folder"
         raise DataError(f"{show_path(folder)}: {fault}")

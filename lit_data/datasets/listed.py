@@ -1,4 +1,4 @@
-"""Inspection sets whose images are listed: by a set of shards, or by a user's own lists of paths and arrays."""
+"""Inspection datasets with listed images: by a sharded dataset, or by lists of paths and arrays."""
 
 import hashlib
 import json
@@ -24,10 +24,10 @@ _DTYPES = ("bool", "uint8", "int8", "uint16", "int16", "float16", "float32")
 
 
 def read_set(folder: Path) -> InspectionSet:
-    """Read what `InspectionFiles.list_beside` wrote of a set of shards, whose images are not here.
+    """Read the files that `InspectionFiles.list_beside` wrote for a sharded dataset on a server.
 
     Raises:
-        DataError: It cannot be read.
+        DataError: They cannot be read.
     """
     try:
         listing = json.loads((folder / SET_FILE).read_bytes())
@@ -57,17 +57,18 @@ def list_items(
     labels: Sequence[str] | None,
     cache: Path,
 ) -> tuple[Path, InspectionSet]:
-    """Return the set of a user's own images, and the folder that all of them lie in.
+    """Return the common folder of listed images, and the set of these.
 
     Args:
         images: Paths or arrays, see `InspectionDataModule.from_files`.
-        masks: For each its mask, or None.
-        labels: For each its kind.
-        cache: Folder in which arrays are written.
+        masks: Mask of each image, or None.
+        labels: Kind of each image.
+        cache: Folder that arrays are written to.
 
     Raises:
-        ConfigError: There are no images, lists differ in length, or an item is neither.
-        DataError: Arrays have another shape or dtype, or a path is listed twice.
+        ConfigError: There are no images, lists differ in length, or an item is neither a path nor
+            an array.
+        DataError: Arrays have a wrong shape or dtype, or a path is listed twice.
     """
     for name, others in (("masks", masks), ("labels", labels)):
         if others is not None and len(others) != len(images):
@@ -124,7 +125,7 @@ def _check_items(name: str, items: Sequence[Item], most_axes: int) -> None:
 
 
 def _find_digest(items: Sequence[Item | None]) -> str:
-    """Return a text that differs between lists of arrays."""
+    """Return a digest of the arrays of a list."""
     digest = hashlib.sha256()
     for item in items:
         if isinstance(item, np.ndarray):
@@ -136,7 +137,7 @@ def _find_digest(items: Sequence[Item | None]) -> str:
 
 
 def _place(item: Item, stem: Path) -> Path:
-    """Return the absolute path of an item; an array is written there first, as [C, H, W]."""
+    """Return the absolute path of an item; an array is first written to a file, as [C, H, W]."""
     if not isinstance(item, np.ndarray):
         return Path(item).expanduser().absolute()
     path = stem.with_suffix(".npy").absolute()

@@ -1,8 +1,8 @@
-"""Near-duplicates: images that show the same, saved anew, scaled or brighter.
+"""Near-duplicates: images of the same content that were saved again, scaled or brightened.
 
-Images are compared by small pictures of 4 KB, which lie in a temporary file: in memory are 200 bytes of
-each image, and some thousands of pictures at a time. Of these a random projection says which pairs
-may be alike, and only their pictures are read and compared.
+Images are compared by small pictures of 4 KB, which are kept in a temporary file. Memory holds 200
+bytes of each image, and some thousands of pictures at a time. A random projection of the pictures
+selects pairs that may be alike, and only their pictures are read and compared.
 """
 
 import os
@@ -22,23 +22,23 @@ from lit_data.images.bank import ImageBank
 from lit_data.images.store.store import keep_found
 
 SIMILAR = 0.9
-"""Correlation of small pictures without their slow changes, from which on images count as near-duplicates."""
+"""Least correlation of small pictures, without slow changes, of near-duplicates."""
 _LIKELY = 0.6
-"""Correlation of sketches from which on pictures are compared: 6 standard deviations below `SIMILAR`."""
+"""Least correlation of sketches of pictures to compare: 6 standard deviations below `SIMILAR`."""
 _SAME = 0.97
-"""Correlation from which on images of a crowd are frames of one part, if noise alone is between them."""
+"""Least correlation of images of a crowd that are frames of one part, if they differ only by noise."""
 _NOISE = 1.5
-"""Root mean square of the difference of small pictures, in gray levels of 255, that noise of a camera explains."""
+"""Largest root mean square difference of small pictures that camera noise explains, in gray levels of 255."""
 _OWN = 0.6
-"""Correlation of what images of a crowd do not have in common, from which on they show the same."""
+"""Least correlation of images with the same content, without what their crowd has in common."""
 _CROWD = 8
-"""Images alike, from which on they may be different places of one texture."""
+"""Least number of similar images that may be different places of one texture."""
 _SIDE_PX = 32
 _PIXELS = _SIDE_PX**2
-BUCKET = 2048  # images that are compared with each other, about
-_LARGEST_BUCKET = 8  # times `BUCKET`
+BUCKET = 2048  # approximate number of images that are compared with each other
+_LARGEST_BUCKET = 8  # multiple of `BUCKET`
 _ANCHORS = 256  # images of a bucket beyond that, with which all others are compared
-_MOST_PAIRS = 2**20  # that are compared at once
+_MOST_PAIRS = 2**20  # pairs that are compared at once
 _BANDS = 8
 _SKETCH = 64  # numbers of the projection of a picture
 _BUFFER_BYTES = 2**20
@@ -47,7 +47,7 @@ _LEAST = 1e-3
 
 
 class _Pictures(Protocol):
-    """Small pictures [n, 1024] of which some can be taken."""
+    """Small pictures [n, 1024], from which some can be selected."""
 
     def __len__(self) -> int: ...
 
@@ -55,21 +55,21 @@ class _Pictures(Protocol):
 
 
 def group_similar(bank: ImageBank, folder: Path | None) -> Ints:
-    """[n] number of the group of near-duplicates: saved anew, scaled, brighter, but not moved.
+    """Return [n] group numbers of near-duplicates: saved again, scaled or brighter, but not moved.
 
     Images are compared by 32 x 32 means of their pixels, without slow changes and without what all
-    have in common, so that lighting and fixtures count for nothing. Where many are alike, what
-    these have in common, such as the bands of a fabric, counts for nothing either.
+    images have in common, so that lighting and fixtures do not count. If many images are alike,
+    what these have in common, such as the bands of a fabric, does not count either.
 
     Args:
         bank: The images; each is read once.
-        folder: Where the groups are kept for the next run; None keeps nothing.
+        folder: Folder that keeps the groups for the next run; None keeps nothing.
 
     Raises:
-        StoreError: There is no room for the small pictures, 4 KB an image.
+        StoreError: The disk has not enough space for the small pictures, 4 KB per image.
     """
     of_shards = getattr(bank, "similar", None)
-    if of_shards is not None:  # found out when the shards were made
+    if of_shards is not None:  # computed when the shards were made
         return np.asarray(of_shards, np.int64)
 
     def find() -> dict[str, Ints]:
@@ -82,7 +82,7 @@ def group_similar(bank: ImageBank, folder: Path | None) -> Ints:
 
 
 def find_details(bank: ImageBank) -> Array:
-    """Return small pictures of the images, without their slow changes: [n * 32 * 32] float32, 0..255."""
+    """Return small pictures of the images without slow changes: [n * 32 * 32] float32, 0..255."""
     pictures = np.empty((len(bank), _PIXELS), np.float32)
     for row, picture in zip(pictures, _shrink(bank), strict=True):
         row[:] = picture
@@ -102,7 +102,7 @@ def _shrink(bank: ImageBank) -> Iterator[Floats]:
     side = (_SIDE_PX, _SIDE_PX)
     for number in track(range(len(bank)), "comparing images", len(bank)):
         pixels = bank[number]
-        # One plane is scaled, not one for each channel, which takes most of the time.
+        # A single plane is scaled instead of one for each channel, since this takes most of the time.
         plane = np.add.reduce(pixels, axis=0, dtype=np.float32)
         grey = cv2.resize(plane, side, interpolation=cv2.INTER_AREA) / len(pixels)
         picture: Floats = scale * (grey - cv2.blur(grey, (5, 5)))
@@ -110,10 +110,10 @@ def _shrink(bank: ImageBank) -> Iterator[Floats]:
 
 
 class _PictureFile:
-    """Small pictures in a temporary file without a name, which ends with the process.
+    """Small pictures in an unnamed temporary file, which is deleted with the process.
 
     Args:
-        file: It is empty.
+        file: An empty file.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -123,13 +123,13 @@ class _PictureFile:
     @classmethod
     @contextmanager
     def open(cls, folder: Path | None) -> Iterator[Self]:
-        """Open an empty one.
+        """Open an empty file of pictures.
 
         Args:
-            folder: In which it takes room; None: that of temporary files.
+            folder: Folder of the file; None for the folder of temporary files.
 
         Raises:
-            StoreError: There is no room.
+            StoreError: The disk has not enough space.
         """
         if folder is None or not folder.is_dir():
             folder = Path(tempfile.gettempdir())
@@ -163,16 +163,16 @@ class _Details:
     """Small pictures without what all of them have in common.
 
     Args:
-        pictures: Of all images.
+        pictures: Small pictures of all images.
 
     Attributes:
-        norms: [n] lengths of what is left of them.
+        norms: [n] norm of each remaining picture.
     """
 
     def __init__(self, pictures: _Pictures) -> None:
         count = len(pictures)
         self._pictures = pictures
-        # Lamp and fixture, which all images have in common.
+        # Lighting and fixture, which all images have in common.
         self._common = np.zeros(_PIXELS, np.float32)
         for part in _cut(np.arange(count)):
             self._common += pictures[part].sum(0)
@@ -182,18 +182,18 @@ class _Details:
             self.norms[part] = np.linalg.norm(pictures[part] - self._common, axis=1)
 
     def take(self, numbers: Ints) -> Floats:
-        """Return the details of some images, each of length 1: [m, 1024]."""
+        """Return the details of the given images, each with norm 1: [m, 1024]."""
         details: Floats = (self._pictures[numbers] - self._common) / self.norms[numbers, None]
         return details
 
 
 def _cut(numbers: Ints) -> list[Ints]:
-    """Cut numbers of images into parts that fit into memory."""
+    """Split numbers of images into parts that fit into memory."""
     return np.array_split(numbers, max(1, -(-len(numbers) // BUCKET)))
 
 
 def _group(pictures: _Pictures) -> Ints:
-    """[n] number of the group of each image: the lowest of its images."""
+    """Return [n] group numbers of the images; a group has the lowest number of its images."""
     details = _Details(pictures)
     with_details = np.flatnonzero(details.norms > _LEAST * _SIDE_PX)
     keys, sketches = _sketch(details, with_details)
@@ -205,14 +205,14 @@ def _group(pictures: _Pictures) -> Ints:
 
 
 def _sketch(details: _Details, numbers: Ints) -> tuple[Ints, NDArray[np.float16]]:
-    """Return by which images are sorted into buckets [m, bands], and short forms of them [m, 64].
+    """Return the bucket keys [m, bands] of images, and their sketches [m, 64].
 
-    Keys hold the signs along a few random directions, in each band along other ones. Sketches are
-    random projections, whose correlation is about that of the pictures.
+    A key has the signs along a few random directions, which differ by band. Sketches are random
+    projections, whose correlation approximates that of the pictures.
     """
-    # As many directions as make buckets of about BUCKET images.
+    # The number of directions gives buckets of about BUCKET images.
     bits = max(0, int(np.ceil(np.log2(max(len(numbers), 1) / BUCKET))))
-    # Several bands: near-duplicates that a direction parts meet in another one.
+    # Several bands, since near-duplicates that one band separates meet in another one.
     bands = _BANDS if bits else 1
     rng = np.random.default_rng(0)
     directions = [rng.standard_normal((_PIXELS, bits), np.float32) for _ in range(bands)]
@@ -223,14 +223,14 @@ def _sketch(details: _Details, numbers: Ints) -> tuple[Ints, NDArray[np.float16]
     for part in _cut(np.arange(len(numbers))):
         projected = details.take(numbers[part]) @ joined
         signs, sketch = np.split(projected, [bands * bits], axis=1)
-        # The signs along the directions of a band as one whole number.
+        # The signs along the directions of a band as one integer.
         keys[part] = (signs > 0).reshape(len(part), bands, bits) @ (1 << np.arange(bits))
         sketches[part] = sketch / np.linalg.norm(sketch, axis=1, keepdims=True)
     return keys, sketches
 
 
 def _sort_into_buckets(keys: Ints) -> Iterator[Ints]:
-    """Yield the rows of images that may be alike, at most some thousands together."""
+    """Yield the rows of images that may be alike, at most some thousands at a time."""
     for band in keys.T:
         order = np.argsort(band, kind="stable")
         ends = np.flatnonzero(np.diff(band[order])) + 1
@@ -239,26 +239,26 @@ def _sort_into_buckets(keys: Ints) -> Iterator[Ints]:
 
 
 def _limit(bucket: Ints) -> Iterator[Ints]:
-    """Yield a bucket, or parts of one that is too large, which have some images in common."""
+    """Yield a bucket, or overlapping parts of it if it is too large."""
     most = _LARGEST_BUCKET * BUCKET
     if len(bucket) <= most:
         yield bucket
         return
-    # Copies of an image meet in the one of these that is like them.
+    # Copies of an image are connected by an anchor that is similar to them.
     anchors = bucket[:: -(-len(bucket) // _ANCHORS)]
     for part in np.array_split(bucket, -(-len(bucket) // most)):
         yield np.union1d(anchors, part)
 
 
 def _compare(details: _Details, numbers: Ints, sketches: NDArray[np.float16]) -> Ints:
-    """Return pairs that connect the images of a bucket which are alike: [M, 2] numbers."""
+    """Return pairs [M, 2] of numbers that connect the similar images of a bucket."""
     count = len(numbers)
     floats = sketches.astype(np.float32)
     labels = np.arange(count)
     step = max(1, _MOST_PAIRS // max(count, 1))
     for begin in range(0, count, step):
         likely = floats[begin : begin + step] @ floats[begin:].T > _LIKELY
-        # Ten times as fast as `argwhere`.
+        # This is ten times as fast as `argwhere`.
         rows, columns = np.divmod(np.flatnonzero(likely), likely.shape[1])
         pairs = np.stack([rows, columns], axis=1) + begin
         is_new = (pairs[:, 0] < pairs[:, 1]) & (labels[pairs[:, 0]] != labels[pairs[:, 1]])
@@ -269,7 +269,7 @@ def _compare(details: _Details, numbers: Ints, sketches: NDArray[np.float16]) ->
 
 
 def _find_alike(details: _Details, numbers: Ints, pairs: Ints) -> Ints:
-    """Return those of some pairs [M, 2] of places in `numbers` whose pictures are alike."""
+    """Return the pairs [M, 2] of positions in `numbers` whose pictures are similar."""
     firsts, first_rows = np.unique(pairs[:, 0], return_inverse=True)
     seconds, second_rows = np.unique(pairs[:, 1], return_inverse=True)
     correlation = details.take(numbers[firsts]) @ details.take(numbers[seconds]).T
@@ -277,11 +277,11 @@ def _find_alike(details: _Details, numbers: Ints, pairs: Ints) -> Ints:
 
 
 def _part_crowds(groups: Ints, details: _Details) -> Ints:
-    """Divide large groups: images stay together only by what not all of the group have in common.
+    """Divide large groups by their differences from what the whole group has in common.
 
     Args:
         groups: [n] number of the group of each image.
-        details: Of the images.
+        details: Details of the images.
     """
     order = np.argsort(groups, kind="stable")
     ends = np.flatnonzero(np.diff(groups[order])) + 1
@@ -297,14 +297,14 @@ def _part_crowds(groups: Ints, details: _Details) -> Ints:
 
 
 def _compare_crowd(details: _Details, crowd: Ints) -> Bools:
-    """Return which images of a crowd stay together: [m, m]."""
+    """Return [m, m] True for pairs of images of a crowd that stay together."""
     unit = details.take(crowd)
-    # What a crowd has in common, such as the bands of a fabric, says nothing.
+    # What a crowd has in common, such as the bands of a fabric, does not count.
     peculiar = unit - unit.mean(0)
     peculiar /= np.maximum(np.linalg.norm(peculiar, axis=1, keepdims=True), _LEAST)
     correlation = unit @ unit.T
     scale = details.norms[crowd] / _SIDE_PX
-    # Mean square of the differences of two images, from their norms and correlation.
+    # Mean square difference of two images, from their norms and correlation.
     squares = scale**2 + scale[:, None] ** 2 - 2 * scale * scale[:, None] * correlation
     is_frame = (correlation > _SAME) & (squares < _NOISE**2)
     is_alike: Bools = is_frame | (peculiar @ peculiar.T > _OWN)
@@ -312,13 +312,13 @@ def _compare_crowd(details: _Details, crowd: Ints) -> Bools:
 
 
 def _link(labels: Ints) -> Ints:
-    """Return the pairs [M, 2] of a number and its label, where that is another one."""
+    """Return the pairs [M, 2] of a number and its label, if these differ."""
     numbers = np.flatnonzero(labels != np.arange(len(labels)))
     return np.stack([numbers, labels[numbers]], axis=1)
 
 
 def _connect(count: int, pairs: Ints) -> Ints:
-    """[count] the lowest number that each is connected with by pairs [M, 2]."""
+    """Return [count] the lowest number that each number is connected with by pairs [M, 2]."""
     labels, before = np.arange(count), np.arange(0)
     # Labels sink to the lowest of their neighbours until none changes.
     while not np.array_equal(before, labels):

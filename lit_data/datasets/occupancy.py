@@ -1,4 +1,4 @@
-"""Defects of masks: their objects, and the patches that show some or none; kept beside the stores."""
+"""Defects of masks: their objects, and the patches with and without defects; kept beside the stores."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -18,32 +18,31 @@ from lit_data.images.store.store import keep_found
 
 _NO_DEFECT = np.zeros((1, 1, 1), np.uint8)
 _ALL_IGNORED = np.full((1, 1, 1), IGNORED, np.uint8)
-_MOST_MARKED = 50  # % of the pixels; defects are the smaller part of what they lie on
+_MOST_MARKED = 50  # % of the pixels; defects usually cover less
 
 log = logging.getLogger(__name__)
 
 PICKS = 3
-"""Random numbers that `ObjectPool.pick` takes: image, object, pixel."""
-_PIXELS = 16  # stored of an object: enough to see all parts of a large one, few in memory
+"""Number of random numbers that `ObjectPool.pick` takes: image, object, pixel."""
+_PIXELS = 16  # stored for each object: enough to show all parts of a large one, and few in memory
 _OBJECTS = 256
-"""Objects of a class in an image: the largest, as a noisy mask has thousands of specks."""
+"""Most objects of a class in an image; the largest are kept, as a noisy mask has thousands of specks."""
 
 
 class PartialMasks(ImageBank):
-    """Masks of images of which some have none: nothing is marked there, or all pixels are ignored.
+    """Masks of images, some of which have none: they are all background, or all ignored.
 
     Args:
         images: All images.
-        chosen: [n] numbers of those whose masks these are.
-        masks: Those that there are.
-        of_image: For each image the number of its mask; -1 where it has none.
-        numbers: For each image the class of what its mask marks; None: the masks hold the numbers
-            of classes.
-        unmarked: For each image whether it shows a defect that no mask marks, so that its pixels
-            are ignored; None: none does.
+        chosen: [n] numbers of the images of this bank.
+        masks: The existing masks.
+        of_image: Number of the mask of each image; -1 if it has none.
+        numbers: Class that the mask of each image marks; None if masks have class numbers.
+        unmarked: True for each image with a defect that no mask marks, whose pixels are ignored;
+            None if there are no such images.
 
     Attributes:
-        unmarked: [n] that of the chosen images.
+        unmarked: [n] the same for the chosen images.
     """
 
     channels = 1
@@ -65,19 +64,19 @@ class PartialMasks(ImageBank):
         self.heights_px, self.widths_px = images.heights_px[chosen], images.widths_px[chosen]
         has_mask = self.of_image >= 0
         mask_numbers = self.of_image[has_mask]
-        # A mask may have another size than its image, which is refused later, by its name.
+        # A mask may have another size than its image, which a later check refuses by name.
         self.heights_px[has_mask] = masks.heights_px[mask_numbers]
         self.widths_px[has_mask] = masks.widths_px[mask_numbers]
         self.skipped: tuple[tuple[str, str], ...] = ()
 
     def select(self, images: Ints) -> "PartialMasks":
-        """Return the masks of some images, where these are those of all."""
+        """Return the masks of the given images; this bank must have those of all images."""
         return PartialMasks(
             self._images, images, self.bank, self.of_image, self.numbers, self.unmarked
         )
 
     def ignore(self, unmarked: Bools) -> "PartialMasks":
-        """Return the masks of all images, with those of some that have no mask ignored."""
+        """Return the masks of all images, and ignore the pixels of unmarked ones without a mask."""
         every = np.arange(len(self))
         return PartialMasks(self._images, every, self.bank, self.of_image, self.numbers, unmarked)
 
@@ -85,7 +84,7 @@ class PartialMasks(ImageBank):
         return len(self.of_image)
 
     def __getitem__(self, index: int) -> Array:
-        """[1, H, W] uint8."""
+        """Return one mask: [1, H, W] uint8."""
         number = int(self.of_image[index])
         if number < 0:
             shape = 1, int(self.heights_px[index]), int(self.widths_px[index])
@@ -109,7 +108,7 @@ class PartialMasks(ImageBank):
             rows[...] = np.where(rows == 1, class_numbers, rows)
 
     def name(self, index: int) -> str:
-        """Return the path of the mask, or of the image that has none."""
+        """Return the path of the mask, or of the image if it has no mask."""
         number = int(self.of_image[index])
         if number >= 0:
             return self.bank.name(number)
@@ -120,9 +119,9 @@ def find_occupancy(masks: PartialMasks, grid: PatchGrid, folder: Path | None) ->
     """Find the patches that show a defect; each mask is read once.
 
     Args:
-        masks: Of all images.
-        grid: Of all images.
-        folder: Folder of the result, for the next run; None keeps nothing.
+        masks: Masks of all images.
+        grid: Grid of all images.
+        folder: Folder that keeps the result for the next run; None keeps nothing.
 
     Returns:
         [M] ascending numbers of patches.
@@ -130,7 +129,7 @@ def find_occupancy(masks: PartialMasks, grid: PatchGrid, folder: Path | None) ->
     Raises:
         StoreError: The folder cannot be written.
     """
-    # What was found is valid for these masks and this grid alone.
+    # The result is valid only for these masks and this grid.
     identity = (masks.of_image, masks.numbers, *_describe(grid))
     columns = keep_found(
         folder, masks.bank, identity, "occupancy", lambda: _find_rows(masks, grid), version=2
@@ -139,14 +138,14 @@ def find_occupancy(masks: PartialMasks, grid: PatchGrid, folder: Path | None) ->
 
 
 def find_blank(bank: ImageBank, grid: PatchGrid, least: float, folder: Path | None) -> Ints:
-    """Find the patches of all images whose pixels differ by less than a standard deviation.
+    """Find the patches of all images with a standard deviation below a limit.
 
     Each image is read once.
 
     Args:
         bank: All images.
-        grid: Of all images.
-        least: Standard deviation of a channel from which on a patch is not blank, in pixel values.
+        grid: Grid of all images.
+        least: Least standard deviation of a channel of a patch that is not blank, in pixel values.
         folder: As for `find_occupancy`.
 
     Returns:
@@ -168,17 +167,17 @@ def _describe(grid: PatchGrid) -> tuple[Ints, ...]:
 
 
 def count_classes(masks: PartialMasks, classes: int, folder: Path | None) -> Ints:
-    """[n, classes] pixels of each class in each image; each mask is read once.
+    """Count the pixels of each class in each image, [n, classes]; each mask is read once.
 
     Args:
-        masks: Of all images.
-        classes: Number of classes, background included.
+        masks: Masks of all images.
+        classes: Number of classes, including the background.
         folder: As for `find_occupancy`.
     """
 
     def count() -> dict[str, Ints]:
         counts = np.zeros((len(masks), classes), np.int64)
-        counts[:, 0] = masks.heights_px * masks.widths_px  # without a mask all is background
+        counts[:, 0] = masks.heights_px * masks.widths_px  # without a mask, all is background
         with_mask = np.flatnonzero(masks.of_image >= 0).tolist()
         for image in track(with_mask, "counting pixels of classes", len(with_mask)):
             mask = masks[image][0]
@@ -196,7 +195,7 @@ def count_classes(masks: PartialMasks, classes: int, folder: Path | None) -> Int
     return counts
 
 
-@lru_cache(maxsize=64)  # once for each dataset, as masks are counted several times
+@lru_cache(maxsize=64)  # warn once for each dataset, as masks are counted several times
 def _warn_of_inverted(folder: Path | None, percent: int) -> None:
     if percent > _MOST_MARKED:
         log.warning(
@@ -222,7 +221,7 @@ def _find_rows_of(shows: Bools, image: int, grid: PatchGrid) -> list[int]:
     low_x, high_x = np.flatnonzero(shows.any(0))[[0, -1]]
     patches = np.array(grid.patches_of(image))
     _, y, x = grid.locate(patches)
-    # Few patches overlap the box around all defects; only those are looked into.
+    # Few patches overlap the box around all defects; only those are checked.
     is_near = (y <= high_y) & (y + height > low_y) & (x <= high_x) & (x + width > low_x)
     rows = []
     for number in np.flatnonzero(is_near).tolist():
@@ -247,22 +246,22 @@ def _find_flat(bank: ImageBank, grid: PatchGrid, least: float) -> Ints:
 
 
 def is_defect(mask: Array) -> Bools:
-    """Return True for pixels that show a defect: neither background nor ignored."""
+    """Return True for pixels of a defect, which are neither background nor ignored."""
     is_marked: Bools = (mask > 0) & (mask != IGNORED)
     return is_marked
 
 
 class MaskObjects(NamedTuple):
-    """Pixels of the objects of all images, up to 16 evenly spaced ones of each object.
+    """Pixels of the objects of all images, up to 16 evenly spaced ones for each object.
 
-    There is one row for each pixel. Rows are ordered by image, class and object.
+    Each pixel has one row. Rows are ordered by image, class and object.
 
     Attributes:
         image: [M] number of the image.
         kind: [M] number of the class.
         number: [M] number of the object among all of them.
         y: [M] row of the pixel, px.
-        x: [M] its column, px.
+        x: [M] column of the pixel, px.
     """
 
     image: Ints
@@ -272,7 +271,7 @@ class MaskObjects(NamedTuple):
     x: Ints
 
     def take(self, rows: Bools | Ints) -> Self:
-        """Return some of the rows."""
+        """Return the given rows."""
         return type(self)(*(column[rows] for column in self))
 
 
@@ -280,8 +279,8 @@ def find_objects(masks: PartialMasks, folder: Path | None) -> MaskObjects:
     """Find the objects of all masks; each mask is read once.
 
     Args:
-        masks: Of all images.
-        folder: Where the objects are kept for the next run; None keeps nothing.
+        masks: Masks of all images.
+        folder: Folder that keeps the objects for the next run; None keeps nothing.
 
     Raises:
         StoreError: The folder cannot be written.
@@ -315,7 +314,7 @@ def _list_objects(mask: Array) -> Iterator[tuple[int, Ints]]:
         _, labels, stats, _ = cv2.connectedComponentsWithStats(
             (marked == kind).astype(np.uint8), connectivity=8
         )
-        # Label 0 is all that is not of the class.
+        # Label 0 is everything outside the class.
         by_size = np.argsort(-stats[1:, cv2.CC_STAT_AREA], kind="stable") + 1
         for label in np.sort(by_size[:_OBJECTS]).tolist():
             left, top, width, height, _ = stats[label].tolist()
@@ -326,9 +325,10 @@ def _list_objects(mask: Array) -> Iterator[tuple[int, Ints]]:
 
 
 def _find_marked(mask: Array) -> tuple[slice, slice]:
-    """Return the rows and columns of a mask [H, W] beyond which all is background.
+    """Return the rows and columns of a mask [H, W] outside of which everything is background.
 
-    Their first ones are even: OpenCV numbers objects by blocks of 2 x 2 pixels, and so as in the whole mask.
+    They begin at even numbers: OpenCV numbers objects by blocks of 2 x 2 pixels, so that the
+    numbers are those of the whole mask.
     """
     import cv2
 
@@ -337,13 +337,13 @@ def _find_marked(mask: Array) -> tuple[slice, slice]:
 
 
 class ObjectPool:
-    """Objects of which one is picked: an image, then an object in it, then one of its pixels.
+    """Pool of objects to pick from: an image, then an object in it, then one of its pixels.
 
-    Each image is picked alike often, and so is each object in it: an image with a hundred specks
-    no more often than one with a single scratch.
+    Each image is equally likely, and so is each object in it: an image with a hundred specks is
+    picked no more often than one with a single scratch.
 
     Args:
-        objects: In the order of `MaskObjects`.
+        objects: Objects, in the order of `MaskObjects`.
     """
 
     def __init__(self, objects: MaskObjects) -> None:
@@ -359,7 +359,7 @@ class ObjectPool:
         """Pick a pixel of an object for each sample.
 
         Args:
-            draws: [M, 3] in [0, 1).
+            draws: [M, 3] random numbers in [0, 1).
         """
         image = (draws[:, 0] * len(self)).astype(np.int64)
         object_in_image = (draws[:, 1] * self._object_counts[image]).astype(np.int64)
@@ -369,11 +369,11 @@ class ObjectPool:
 
 
 def split_by_kind(objects: MaskObjects, image_kinds: Sequence[str]) -> list[MaskObjects]:
-    """Split objects by class and by the kind of their image, so that each is picked alike often.
+    """Split objects by class and by the kind of their image, so that each is picked equally often.
 
     Args:
         objects: The objects.
-        image_kinds: Kind of each image of the dataset; empty where nothing says it.
+        image_kinds: Kind of each image of the dataset; empty if unknown.
     """
     group = objects.kind
     if image_kinds:

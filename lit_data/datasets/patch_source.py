@@ -1,4 +1,4 @@
-"""Sources of patches: which patch of which image each sample shows."""
+"""Sources of patches, which choose the image and the position of each sample."""
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -20,22 +20,23 @@ from lit_data.images.bank import ImageBank
 
 @dataclass(frozen=True, slots=True)
 class ProgressiveSize:
-    """The side of training patches as a pure function of the epoch.
+    """Side of training patches as a pure function of the epoch.
 
-    So nothing is started anew when it changes, and a run that is resumed goes on with the size it
-    would have had.
+    Nothing restarts when it changes, and a resumed run continues with the size that it would have
+    had.
 
     Args:
-        sizes: (first epoch, side in px) of each stage; the first begins with epoch 0.
+        sizes: (first epoch, side in px) of each stage; the first stage begins with epoch 0.
 
     Raises:
-        ConfigError: There is no stage, the epochs do not ascend from 0, or a size is not positive.
+        ConfigError: There is no stage, the epochs do not increase from 0, or a size is not
+            positive.
     """
 
     sizes: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
-        """Accept plain lists, as a configuration file gives them, and check them."""
+        """Convert plain lists, as from a configuration file, and check them."""
         rows = [tuple(row) if isinstance(row, Sequence) else () for row in self.sizes]
         object.__setattr__(self, "sizes", tuple(rows))
         are_whole = all(
@@ -51,11 +52,11 @@ class ProgressiveSize:
 
     @property
     def largest_px(self) -> int:
-        """The largest side of all, for which there must be room."""
+        """Largest side of all stages, which buffers must have space for."""
         return max(size for _, size in self.sizes)
 
     def size_at(self, epoch: int) -> int:
-        """The side of the patches of an epoch in px."""
+        """Return the side of the patches of an epoch, px."""
         return self.sizes[bisect_right(self.sizes, epoch, key=lambda row: row[0]) - 1][1]
 
 
@@ -66,8 +67,8 @@ class Places:
     Attributes:
         split_image: [M] number of the image in the split.
         image: [M] number of the image in the bank.
-        index: [M] number of the patch among those of all images, whatever the split, so that what
-            is drawn for it does not depend on the split.
+        index: [M] number of the patch among those of all images, so that its random numbers do not
+            depend on the split.
         position: [M, 2] (y, x) px.
     """
 
@@ -77,7 +78,7 @@ class Places:
     position: Ints
 
     def put(self, rows: Ints, other: "Places") -> None:
-        """Replace some rows by those of other places."""
+        """Replace the given rows by those of other places."""
         self.split_image[rows] = other.split_image
         self.image[rows] = other.image
         self.index[rows] = other.index
@@ -85,11 +86,11 @@ class Places:
 
 
 class PatchSource(ABC):
-    """Choice of the patch that each sample of a split shows, a pure function of sample and epoch.
+    """Source of the patch of each sample of a split, a pure function of sample and epoch.
 
     Attributes:
         images: [I] numbers in the bank of the images of the split.
-        fields: Values that samples hold beside those of `PatchDataset`.
+        fields: Fields of samples in addition to those of `PatchDataset`.
     """
 
     images: Ints
@@ -111,30 +112,30 @@ class PatchSource(ABC):
     @property
     @abstractmethod
     def image_ends(self) -> Ints | None:
-        """[I] number behind the last sample of each image; None where that changes with the epoch."""
+        """End of the samples of each image, [I]; None if that changes with the epoch."""
 
     @abstractmethod
     def locate(self, indices: Ints, epoch: int) -> Places:
-        """Return the places of samples, by their numbers in the split, in an epoch."""
+        """Return the places of samples in an epoch, by their numbers in the split."""
 
     def images_of(self, indices: Ints, epoch: int) -> Ints:
-        """[M] number in the bank of the image of each sample."""
+        """Return [M] numbers in the bank of the images of samples."""
         return self.locate(indices, epoch).image
 
     def locate_always(self, index: int, epoch: int) -> Places | None:
-        """Return the place of one sample for a message; None where the epoch of a message is not known."""
+        """Return the place of one sample for a message, or None if it depends on an unknown epoch."""
         return self.locate(np.array([index]), epoch)
 
 
 class RandomPatches(PatchSource):
-    """Patches cut at random, a new place for each in each epoch.
+    """Random patches, with new positions in each epoch.
 
     Args:
-        bank: All images; those smaller than a patch are reflect-padded.
-        images: [I] numbers of those of the split.
-        per_image: Samples of each image in an epoch.
+        bank: All images; images smaller than a patch are reflect-padded.
+        images: [I] numbers of the images of the split.
+        per_image: Number of samples of each image in an epoch.
         size_px: (height, width) of the patches, or their sides by epoch.
-        seed: Seed of the places.
+        seed: Seed of the positions.
     """
 
     def __init__(
@@ -178,9 +179,9 @@ class RandomPatches(PatchSource):
     def locate(self, indices: Ints, epoch: int) -> Places:
         split_image = indices // self.per_image
         image = self.images[split_image]
-        # Numbered among the patches of all images: a split does not change what is drawn.
+        # Numbered among the patches of all images, so that a split does not change random numbers.
         index = image * self.per_image + indices % self.per_image
-        # Small images have no room to move in, and are reflect-padded at the end of each side.
+        # Small images cannot move, and are reflect-padded at the end of each side.
         room_px = np.maximum(self._sizes_px[image] - self.size_at(epoch), 0)
         position = sample_crops(self.seed, epoch, index, room_px)
         return Places(split_image, image, index, position)
@@ -191,7 +192,7 @@ class RandomPatches(PatchSource):
 
 
 class GridPatches(PatchSource):
-    """Every patch of a grid once; the same in each epoch.
+    """Every patch of a grid once, the same in each epoch.
 
     Args:
         grid: The patches of all images of the bank.
@@ -205,7 +206,7 @@ class GridPatches(PatchSource):
             images = np.arange(len(counts))
         self.images = np.ascontiguousarray(images, dtype=np.int64)
         self._image_ends = np.cumsum(counts[self.images])
-        # Added to the number of a patch in the split, this gives its number among all images.
+        # The sum of this and the number of a patch in the split is its number among all images.
         self._shifts = np.cumsum(counts)[self.images] - self._image_ends
 
     def __len__(self) -> int:
@@ -223,7 +224,7 @@ class GridPatches(PatchSource):
 
     @override
     def locate(self, indices: Ints, epoch: int) -> Places:
-        # The image of a patch is the first one that ends behind it.
+        # The image of a patch is the first one that ends after it.
         split_image = np.searchsorted(self._image_ends, indices, side="right")
         index = self._shifts[split_image] + indices
         image, y, x = self.grid.locate(index)
@@ -231,14 +232,14 @@ class GridPatches(PatchSource):
 
 
 def make_padded_grid(bank: ImageBank, patch_px: Size, stride_px: int | Size) -> PatchGrid:
-    """Return the grid that covers every image; those smaller than a patch are reflect-padded.
+    """Return the grid that covers every image; images smaller than a patch are reflect-padded.
 
     Args:
         bank: All images.
         patch_px: (height, width).
         stride_px: Distance between patches, one number or (vertical, horizontal).
     """
-    # The grid sees a small image as large as a patch; cutting reflects what is missing.
+    # For the grid, a small image is as large as a patch; the cut reflects the missing pixels.
     heights_px, widths_px = np.maximum(_sizes_of(bank), patch_px).T
     return PatchGrid(heights_px, widths_px, patch_px, stride_px, name=bank.name)
 

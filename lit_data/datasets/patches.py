@@ -18,31 +18,31 @@ if TYPE_CHECKING:
     import torch
 
 _SHARED = ("bank", "patches", "masks", "labels", "unmarked", "paster")
-"""Attributes that copies in worker processes share."""
+"""Attributes that are shared with copies in worker processes."""
 _PLANES = ("image", "mask", "cover")
-"""Fields [C, h, w] whose upper left corner is written where patches grow with the epochs."""
+"""Fields [C, h, w] of which only the upper left corner is written if patches grow with the epochs."""
 
 
 class PatchWriter(Protocol):
-    """Synthetic marks of patches, drawn by the workers as the patches are written."""
+    """Writer of synthetic marks, which workers draw as they write the patches."""
 
     def describe(self, size_px: Size) -> Mapping[str, FieldSpec]:
-        """Return the fields that samples of (height, width) hold beside ``image``."""
+        """Return the fields of samples of (height, width) in addition to ``image``."""
         ...
 
     def write_into(self, rows: Mapping[str, Array], index: Ints, epoch: int) -> None:
-        """Draw into samples whose ``image`` is written.
+        """Draw into samples whose ``image`` has been written.
 
         Args:
             rows: [M, ...] values of each field.
-            index: [M] numbers of the samples' random streams.
-            epoch: The epoch they are drawn for.
+            index: [M] numbers of the random streams of the samples.
+            epoch: Epoch of the samples.
         """
         ...
 
 
 class DefectPaster(Protocol):
-    """Defects of other patches, pasted into samples that show none."""
+    """Paster of defects from other patches into samples without one."""
 
     def paste_into(
         self,
@@ -51,61 +51,61 @@ class DefectPaster(Protocol):
         epoch: int,
         cut: Callable[[Places], tuple[Array, Array]],
     ) -> None:
-        """Paste into samples whose ``image`` and ``mask`` are written.
+        """Paste into samples whose ``image`` and ``mask`` have been written.
 
         Args:
             rows: [M, ...] values of each field.
             indices: [M] numbers of the samples in the split.
-            epoch: The epoch they are drawn for.
+            epoch: Epoch of the samples.
             cut: Cuts pixels and masks of other patches.
         """
         ...
 
 
 class PatchDataset(BankDataset):
-    """Patches of the images of one split; map-style, and writes many samples at once.
+    """Map-style dataset of the patches of one split, which writes many samples at once.
 
     A sample is a dict:
 
-    - ``image`` [C, h, w], dtype of the bank: the patch, channels as the bank holds them;
-    - ``mask`` [K, h, w] uint8, channels as `masks` have them: only with `masks`;
-    - ``index`` int64: number of the patch among those of *all* images of the bank, whatever the
-      split, so that a sample's random stream does not depend on the split;
+    - ``image`` [C, h, w], dtype of the bank: the patch, with the channels of the bank;
+    - ``mask`` [K, h, w] uint8, with the channels of `masks`: only with `masks`;
+    - ``index`` int64: number of the patch among those of *all* images of the bank, so that the
+      random stream of a sample does not depend on the split;
     - ``image_index`` int64: number of the image in the bank;
     - ``position`` [2] int64: (y, x) of the patch in the image, px;
-    - ``epoch`` int64: the epoch it was read for;
-    - ``draw`` int64: number of the sample in the split, of which its augmentation is drawn; only
-      with `SampledPatches`;
+    - ``epoch`` int64: epoch of the sample;
+    - ``draw`` int64: number of the sample in the split, which seeds its augmentation; only with
+      `SampledPatches`;
     - ``label`` int64: only with `labels`;
-    - ``unmarked`` bool: only where `unmarked` holds for an image of the split;
+    - ``unmarked`` bool: only if `unmarked` is True for an image of the split;
     - the fields of `writer`.
 
-    Without `pixels` it has no ``image``, and instead of ``mask`` the number of its mask,
-    ``mask_index`` int64: enough to cut the patch elsewhere, see
-    `lit_data.datasets.device_bank`. Where patches grow with the epochs, rows of a batch are
-    as large as the largest of them, and samples are written into their upper left corner.
+    If `pixels` is False, a sample has no ``image``, and instead of ``mask`` the number of its mask,
+    ``mask_index`` int64. This is enough to cut the patch elsewhere, see
+    `lit_data.datasets.device_bank`. If patches grow with the epochs, rows of a batch are as large
+    as the largest patch, and samples are written into their upper left corner.
 
     A pickled copy shares the arrays of a large set with this one, see
     `lit_data.core.shared_arrays.SharedState`.
 
     Args:
         bank: Decoded images.
-        patches: The patches of this split.
-        masks: Decoded masks of this split's images in the order of `patches.images`, [K, H, W]
-            uint8 each.
-        pixels: False leaves pixels out, so that samples only say where they are.
+        patches: Patches of this split.
+        masks: Decoded masks of the images of this split, in the order of `patches.images`, [K, H,
+            W] uint8 each.
+        pixels: False leaves out pixels, so that samples only have their position.
         writer: Draws into the patches as they are written; for images without real masks.
-        drawn_late: Defects are drawn into batches, behind the loader.
-        margin_px: Pixels (above and below, left and right) that every patch is read larger by, for
-            augmentation to move in; `position` stays that of the patch.
+        drawn_late: True if defects are drawn into batches, after the loader.
+        margin_px: Margin of pixels (above and below, left and right) around every patch that is
+            read, as space for augmentation; `position` stays that of the patch.
         labels: [n] label of each image of the bank.
-        unmarked: [n] whether each image of the bank shows a defect that no mask marks; None: none
-            does.
-        paster: Pastes defects into patches that show none; needs masks.
+        unmarked: [n] True for images of the bank with a defect that no mask marks; None if there
+            are none.
+        paster: Pastes defects into patches without one; needs masks.
 
     Raises:
-        ConfigError: Both masks and a writer.
-        DataError: A mask is missing, or its size is not its image's.
+        ConfigError: Both `masks` and `writer` are given.
+        DataError: A mask is missing, or its size differs from its image.
     """
 
     def __init__(
@@ -141,11 +141,11 @@ class PatchDataset(BankDataset):
 
     @property
     def images(self) -> Ints:
-        """[I] numbers of the images of this split."""
+        """Numbers of the images of this split, [I]."""
         return self.patches.images
 
     def find_lack(self) -> str:
-        """Return what scores are made of, where no mask marks anything."""
+        """Return the name of the marks that scores need, if no mask marks anything."""
         masks = self.masks
         if masks is None or any(masks[number].any() for number in range(len(masks))):
             return ""
@@ -153,19 +153,19 @@ class PatchDataset(BankDataset):
 
     @property
     def read_px(self) -> Size:
-        """(h, w) of the largest patches with their margin."""
+        """(height, width) of the largest patches with their margin."""
         return self._add_margin(self.patches.patch_px)
 
     @property
     @override
     def runs(self) -> SampleRuns | Callable[[int], SampleRuns] | None:
-        """Samples of each image or shard; None where they are cut elsewhere, or of two images each."""
+        """Samples of each image or shard; None if they are cut elsewhere, or combine two images."""
         if not self.pixels or self.paster is not None:
             return None
         ends, images = self.patches.image_ends, self.images
-        if ends is None:  # patches of an image change with the epoch
+        if ends is None:  # the patches of an image change with the epoch
             return self._group_runs
-        # Images of a split lie in the order of their groups.
+        # Images of a split are in the order of their groups.
         last = np.flatnonzero(np.diff(self.bank.groups_of(images), append=-1))
         ends, images = ends[last], images[last]
         # An image may have no patch, and a run must not be empty.
@@ -183,7 +183,7 @@ class PatchDataset(BankDataset):
     @override
     def __getitems__(self, indices: Sequence[int]) -> "list[dict[str, torch.Tensor]]":
         samples = super().__getitems__(indices)
-        # One by one, samples are as large as those of their epoch; rows of a batch have room for all.
+        # Single samples have the size of their epoch; rows of a batch have space for all sizes.
         size_px = self._add_margin(self.patches.size_at(self.epoch))
         if size_px == self.read_px:
             return samples
@@ -219,14 +219,14 @@ class PatchDataset(BankDataset):
     def _write_pixels(
         self, rows: Mapping[str, Array], places: Places, indices: Ints, epoch: int
     ) -> None:
-        # A margin that leaves the image is reflected.
+        # A margin beyond the image is reflected.
         y, x = (places.position - self.margin_px).T
         self.bank.cut_into(places.image, y, x, rows["image"])
         if self.masks is not None:
             self.masks.cut_into(places.split_image, y, x, rows["mask"])
         elif self.writer is not None:
             self.writer.write_into(rows, places.index, epoch)
-        # Last, since it covers what is written.
+        # Last, since it covers written pixels.
         if self.paster is not None:
             self.paster.paste_into(rows, indices, epoch, self._cut_with_masks)
 
@@ -246,7 +246,7 @@ class PatchDataset(BankDataset):
         return patches
 
     def describe_sample(self, index: int) -> str:
-        """Name one sample of this split for a message, by its file and place."""
+        """Describe one sample of this split for a message, by its file and position."""
         places = self.patches.locate_always(index, self.epoch)
         if places is None:
             return f"sample {index}, whose patch is chosen again in each epoch"
@@ -257,7 +257,7 @@ class PatchDataset(BankDataset):
         return share_state(self, _SHARED)
 
     def _cut_corner(self, rows: Mapping[str, Array], epoch: int) -> Mapping[str, Array]:
-        """Return views of the part of each row that samples of an epoch fill."""
+        """Return views of the parts of the rows that samples of an epoch fill."""
         size_px = self._add_margin(self.patches.size_at(epoch))
         if size_px == self.read_px:
             return rows
@@ -324,7 +324,7 @@ def _check_masks(masks: ImageBank, bank: ImageBank, images: Ints) -> None:
 def _compare_sizes(masks: ImageBank, number: int, bank: ImageBank, image: int) -> str:
     mask_px = int(masks.heights_px[number]), int(masks.widths_px[number])
     image_px = int(bank.heights_px[image]), int(bank.widths_px[image])
-    # Editors turn photographs as their EXIF tag says, and masks have no such tag.
+    # Editors rotate photographs by their EXIF tag, and masks have no such tag.
     turned = " (turned by 90 degrees?)" if mask_px == image_px[::-1] else ""
     name = show_path(bank.name(image))
     return f"{mask_px[0]} x {mask_px[1]}, {name}: {image_px[0]} x {image_px[1]}{turned}"

@@ -22,10 +22,9 @@ class LayoutRule:
     """Rule of a layout.
 
     Args:
-        roles: The files that make one image; empty where it is one file.
-        stored: Channels that the store holds for each image; None: as many as its file has.
-        expand: For each of target, ref1, ref2 the stored channel that gives it; None without
-            references.
+        roles: Files that make up one image; empty if it is one file.
+        stored: Number of channels in the store for each image; None for as many as its file has.
+        expand: Stored channel of each of target, ref1 and ref2; None without references.
     """
 
     roles: tuple[str, ...] = ()
@@ -42,10 +41,10 @@ LAYOUTS: Mapping[str, LayoutRule] = {
 
 
 def rule_of(layout: str | None) -> LayoutRule:
-    """Return the rule of a layout; without one an image is a file.
+    """Return the rule of a layout; without a layout, each image is one file.
 
     Raises:
-        ConfigError: It is none of the four.
+        ConfigError: The layout is not one of the four.
     """
     if layout is None:
         return LayoutRule()
@@ -67,16 +66,16 @@ def find_sources(
 
     Args:
         root: Folder of the dataset.
-        layout: `None`: each image is one file. `channels`: one file holds target and references as
-            channels. `files`: three files. `pairs`: two files, the one reference serving as both.
+        layout: `None`: each image is one file. `channels`: one file has target and references as
+            channels. `files`: three files. `pairs`: two files, with the same reference twice.
             `single`: one gray texture stands for all three.
         patterns: Globs below the root, for the layouts of one file.
-        files: For `files` and `pairs`: for each role a glob with one ``*``; files whose ``*``
+        files: For `files` and `pairs`, a glob with one ``*`` for each role; files whose ``*``
             matches the same text belong together, for example ``{target: "*_a.tif", ref1:
             "*_b.tif", ref2: "*_c.tif"}``.
         exclude: Globs below the root of files to skip; a folder stands for everything in it.
-        masks: Folder whose files are masks, no images.
-        leftovers: Takes files of other types.
+        masks: Folder whose files are masks instead of images.
+        leftovers: Receives files of other types.
 
     Returns:
         The images in the order of their names.
@@ -101,7 +100,7 @@ def find_sources(
 
 
 def _describe_no_images(root: Path, masks: Path) -> str:
-    """Return the message about a folder whose images all lie in its folder of masks."""
+    """Return the message about a folder whose images are all in its folder of masks."""
     if root.is_relative_to(masks):
         return (
             f"data.masks={masks} is the folder of the images itself, so every file would count "
@@ -133,7 +132,7 @@ def _match_roles(
     listing = find_images(root, patterns=patterns, exclude=exclude, leftovers=leftovers)
     paths = {Path(os.path.relpath(path, root)).as_posix(): path for path in listing.paths}
     names_of = {role: find_role(files[role], paths) for role in roles}
-    # Every key that any role has needs one file of each role.
+    # Every key of any role needs one file for each role.
     candidates: dict[str, list[list[Path]]] = {}
     for key in sorted(set().union(*names_of.values())):
         candidates[key] = [[paths[name] for name in names_of[role].get(key, ())] for role in roles]
@@ -143,7 +142,7 @@ def _match_roles(
     for key, of_roles in candidates.items():
         group = []
         for role, of_role in zip(roles, of_roles, strict=True):
-            # A missing file is a bad image, which `on_bad` leaves out or refuses as any other.
+            # A missing file is a bad image, which `on_bad` skips or refuses like any other.
             expected = root / files[role].replace("*", key)
             group.append(of_role[0] if of_role else expected)
         groups.append(tuple(group))

@@ -1,4 +1,4 @@
-"""Lists of the images of each split, which stand beside the images: text files, ``data.yaml`` and tables."""
+"""Lists of the images of each split beside the images: text files, ``data.yaml`` and tables."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ LIST_PATHS = (
     *(f"{split}.txt" for split in SPLITS),
     *(f"{folder}/{stem}.txt" for folder in _FOLDERS for stem in (*SPLITS, "trainval")),
 )
-"""Usual paths of lists, for roots on servers."""
+"""Common paths of lists, for roots on servers."""
 _SPLIT_COLUMNS = ("split", "subset", "set", "partition")
 TO_SHARE = "'data.splits={train: 0.7, val: 0.15, test: 0.15}'"
 _CURE = f"correct the lists, or split all images with {TO_SHARE}"
@@ -43,9 +43,9 @@ class SplitList(NamedTuple):
     """Names of images of one split.
 
     Attributes:
-        split: Its name.
-        source: Where the names stand, for messages.
-        rows: The names; empty ones count as lines.
+        split: Name of the split.
+        source: Source of the names, for messages.
+        rows: Names of images; empty ones count as lines.
         first: Number of the first line.
     """
 
@@ -56,18 +56,19 @@ class SplitList(NamedTuple):
 
 
 def find_lists(root: Path, names: Sequence[str], folders: Sequence[str] = ()) -> list[SplitList]:
-    """Find the lists of a dataset: those of the first of the known places that has any.
+    """Find the lists of a dataset, in the first known place that has any.
 
-    These are ``data.yaml``, ``train.txt`` and so on in the root, in ``ImageSets/Segmentation``,
-    ``Main`` or ``Layout``, and one table in the root with a column of images and one of splits.
+    The places are ``data.yaml``, ``train.txt`` and so on in the root, in
+    ``ImageSets/Segmentation``, ``Main`` or ``Layout``, and one table in the root with a column of
+    images and one of splits.
 
     Args:
-        root: Of the dataset.
-        names: Of all images, relative to the root.
-        folders: Of the known folders of lists those that come first.
+        root: Folder of the dataset.
+        names: Paths of all images relative to the root.
+        folders: Known folders of lists that come first.
 
     Raises:
-        DataError: A list cannot be read, or lies outside of the root.
+        DataError: A list cannot be read, or is outside the root.
     """
     if not root.is_dir():
         return []
@@ -86,7 +87,7 @@ def find_lists(root: Path, names: Sequence[str], folders: Sequence[str] = ()) ->
 
 
 def find_list_files(root: Path) -> list[Path]:
-    """Find the files that name the images of a split."""
+    """Find the files that list the images of a split."""
     files, subfolders = _scan(root)
     paths = [path for _, path in _find_list_files(root, files, subfolders)]
     others = (_find_yaml(root, files), _find_table(root, files))
@@ -94,13 +95,13 @@ def find_list_files(root: Path) -> list[Path]:
 
 
 def find_coco_lists(root: Path) -> list[SplitList]:
-    """Return the images of COCO files in ``annotations`` whose names say a split, such as ``instances_val.json``."""
+    """Return the images of COCO files in ``annotations`` that are named after a split: ``instances_val.json``."""
     lists: list[SplitList] = []
     if not (root / "annotations").is_dir():
         return lists
     for path in find_coco(root):
         split = split_of_annotations(path.name)
-        with suppress(DataError):  # who reads their marks says what is wrong
+        with suppress(DataError):  # the reader of their marks reports what is wrong
             images = load_coco(path, split).images.values() if split else ()
             names = [image["file_name"] for image in images]
             lists += [SplitList(split, show_path(path), names)] if split and names else []
@@ -113,7 +114,7 @@ def _find_yaml(root: Path, files: Sequence[Path]) -> Path | None:
 
 
 def _scan(root: Path) -> tuple[list[Path], list[Path]]:
-    """List the texts and tables in a folder, and its folders; the images, which may be many, are passed over."""
+    """List the text files and tables in a folder, and its folders, without the images, which may be many."""
     files, subfolders = [], []
     with os.scandir(root) as entries:
         for entry in entries:
@@ -127,7 +128,7 @@ def _scan(root: Path) -> tuple[list[Path], list[Path]]:
 def _find_list_files(
     root: Path, files: Sequence[Path], subfolders: Sequence[Path], first: Sequence[str] = ()
 ) -> list[tuple[str, Path]]:
-    """Return the text files that list the images of a split, each with its split."""
+    """Return the text files that list the images of a split, with their splits."""
     lists = _choose_lists(files)
     for folder in dict.fromkeys((*first, *_FOLDERS)):
         if lists:
@@ -138,12 +139,12 @@ def _find_list_files(
 
 
 def _choose_lists(paths: Sequence[Path]) -> list[tuple[str, Path]]:
-    """Return the texts among some files that list the images of a split, each with its split."""
+    """Return the given files that list the images of a split, with their splits."""
     path_of: dict[str, Path] = {}
     for path in paths:
         if path.suffix.lower() == ".txt" and find_listed_split(path.stem):
             path_of[path.stem.casefold()] = path
-    # What trainval lists again is in train and val.
+    # The images of trainval are also in train and val.
     if "train" in path_of:
         path_of.pop("trainval", None)
     return [(find_listed_split(stem) or "", path) for stem, path in path_of.items()]
@@ -162,9 +163,9 @@ def _read_yaml_lists(path: Path, names: Sequence[str]) -> list[SplitList]:
 
 
 def _find_entry(folders: Sequence[Path], entry: str) -> Path | None:
-    """Return the first path of an entry that lies below the last folder."""
+    """Return the first existing path of an entry that is below the last folder."""
     for folder in folders:
-        # ``../`` may be too much, as in sets that Roboflow writes.
+        # ``../`` may be superfluous, as in datasets from Roboflow.
         for text in (entry, entry.removeprefix("../")):
             path = Path(os.path.normpath(folder / text))
             if path.exists() and path.is_relative_to(folders[-1]):
@@ -182,7 +183,7 @@ def _list_rows(path: Path | None, root: Path, names: Sequence[str]) -> list[str]
 
 
 def _find_table(root: Path, files: Sequence[Path]) -> Path | None:
-    """Return the one table in the root that has a column of images and one of splits."""
+    """Return the only table in the root with a column of images and one of splits."""
     tables = []
     for path in files:
         if path.suffix.lower() != ".csv":
@@ -206,7 +207,7 @@ def read_split_table(path: Path) -> list[SplitList]:
     """Read a table with a column of images and one of splits, such as the ``splits.csv`` of a run.
 
     Raises:
-        DataError: It cannot be read, or a row lacks its image or names no split.
+        DataError: The table cannot be read, or a row has no image or no split.
     """
     columns, rows = read_table(path)
     image_column = choose_column(columns, IMAGE_COLUMNS)
@@ -230,18 +231,19 @@ def match_lists(
     """Find the images of lists.
 
     Args:
-        lists: Their rows hold a path, a name or a stem; what stands behind a blank counts where the
-            whole row is no image.
-        names: All images, relative to the root; others that may be named follow in the index.
-        index: Of the images.
+        lists: Lists whose rows have a path, a name or a stem. If the whole row is not an image,
+            the part after a space counts.
+        names: All images, relative to the root; other images that lists may name follow in the
+            index.
+        index: Index of the images.
 
     Raises:
-        DataError: Lists all rows without an image, images that are listed twice, and lists without
-            rows.
+        DataError: Rows have no image, images are listed twice, or lists have no rows; all are
+            listed.
     """
     number_of = {name: number for number, name in enumerate(names)}
     splits: dict[str, list[int]] = {split: [] for split in SPLITS}
-    first_rows: dict[int, str] = {}  # of each image that is listed
+    first_rows: dict[int, str] = {}  # of each listed image
     repeated = Problems()
     problems = Problems()
     for split_list in lists:
@@ -273,7 +275,7 @@ def _number_rows(split_list: SplitList) -> Iterator[tuple[int, str]]:
 
 
 def _refuse_twins(splits: Mapping[str, Sequence[int]]) -> None:
-    """Refuse two splits of the same images in one line, as ``data.yaml`` of samples has them."""
+    """Refuse two splits with the same images by one line, as in the ``data.yaml`` of sample datasets."""
     for one, other in combinations(SPLITS, 2):
         count = len(splits[one])
         if count and set(splits[one]) == set(splits[other]):
@@ -285,10 +287,10 @@ def _refuse_twins(splits: Mapping[str, Sequence[int]]) -> None:
 
 
 def _find_row(number_of: Mapping[str, int], index: NameIndex, row: str) -> int:
-    """Return the number of an image that a row names, also below the ``data/`` of CVAT, no folder."""
+    """Return the number of the image of a row, which may begin with the ``data/`` of CVAT."""
     if row in number_of:
         return number_of[row]
     for name in (row, row.removeprefix("data/"), row.split(maxsplit=1)[0], row.replace("\\", "/")):
         with suppress(DataError):
             return index.find(name)
-    return index.find(row)  # says what is wrong
+    return index.find(row)  # raises an error that says what is wrong

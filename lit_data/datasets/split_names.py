@@ -1,4 +1,4 @@
-"""Names of splits: what folders, files and tables call train, val and test."""
+"""Names of folders, files and table entries for train, val and test."""
 
 import re
 from collections.abc import Sequence, Set
@@ -25,7 +25,7 @@ _FOLDERS = """
 """
 _OF_LISTS = frozenset(_LISTS.split())
 _OF_FOLDERS = _OF_LISTS.union(_FOLDERS.split())
-"""Words that may follow the name of a split: ``train_images``, and not ``test_bench``."""
+"""Words that may follow the name of a split, as in ``train_images`` but not in ``test_bench``."""
 _NEGATIONS = frozenset(("no", "non", "not", "post", "pre", "un"))
 _BETWEEN_WORDS = re.compile(
     r"[\W\d_]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Z]{2})(?=(?:train|val|test)(?![a-z]*[A-Z]))"
@@ -36,12 +36,13 @@ _BETWEEN_WORDS = re.compile(
 def find_split(name: str) -> str | None:
     """Return the split that a folder, or an entry of a table, is named after, if any.
 
-    One word of the name says it: ``Training``, ``train2017``, ``seg_train``, ``testA``. It is the
-    last word, or such as ``images`` and single letters follow it, so that ``test_bench_1`` is none.
-    Train and val together are train, val and test together test; train and test are none.
+    One word of the name tells the split: ``Training``, ``train2017``, ``seg_train``, ``testA``. It
+    must be the last word, or be followed only by words such as ``images`` and by single letters, so
+    that ``test_bench_1`` has no split. Train and val together count as train, val and test together
+    as test; train and test together have no split.
 
     Args:
-        name: Without an extension.
+        name: Name without an extension.
     """
     words = _divide(name)
     is_last = bool(words) and words[-1] in _SPLIT_OF
@@ -54,7 +55,7 @@ def find_listed_split(stem: str) -> str | None:
     """Return the split whose images a file lists, by its name: ``train``, ``val_ids``, not ``bus_train``.
 
     Args:
-        stem: Its name without an extension.
+        stem: Name of the file without an extension.
     """
     words = _divide(stem)
     return _choose(words) if _are_split_words(words, _OF_LISTS) else None
@@ -64,27 +65,27 @@ def find_split_folder(path: str) -> str | None:
     """Return the innermost folder of a path that is named after a split, if any.
 
     Args:
-        path: Of a file, with forward slashes.
+        path: Path of a file, with forward slashes.
     """
     return _find_split_folder(path.rpartition("/")[0])
 
 
 def split_of(path: str) -> str | None:
-    """Return the split of a file, by its innermost folder that is named after one.
+    """Return the split of a file, by its innermost folder that is named after a split.
 
     Args:
-        path: With forward slashes.
+        path: Path of the file, with forward slashes.
     """
     folder = find_split_folder(path)
     return None if folder is None else find_split(folder)
 
 
 def split_of_annotations(path: str) -> str | None:
-    """Return the split of a file of annotations: of its own name, else of its folder.
+    """Return the split of a file of annotations, by its own name or else by its folder.
 
     Args:
-        path: With forward slashes, such as ``annotations/instances_val2017.json``; any word of the
-            name counts.
+        path: Path with forward slashes, such as ``annotations/instances_val2017.json``; any word of
+            the name counts.
     """
     return _choose(_divide(PurePosixPath(path).stem)) or split_of(path)
 

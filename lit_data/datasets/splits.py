@@ -1,4 +1,4 @@
-"""Splits of images for training, validation and test: always whole images, so that no patch leaks."""
+"""Splits of whole images for training, validation and test, so that no patch leaks."""
 
 import math
 import re
@@ -29,29 +29,30 @@ from lit_data.datasets.split_names import SPLITS, find_split_folder, split_of
 from lit_inspect.counts import counted
 
 Splits = str | Mapping[str, float | str | Sequence[str]]
-"""`folders`, `auto`, shares that add up to 1, for each split a list of names (or a text file with
-one a line), a CSV file with the columns `image` and `split`, as a run writes it, or `UNDIVIDED`."""
+"""`folders`, `auto`, fractions that add up to 1, a list of names for each split (or a text file
+with one per line), a CSV file with the columns `image` and `split`, as a run writes it, or
+`UNDIVIDED`."""
 
 UNDIVIDED = "none"
-"""All images are in one split, train: as those that are only predicted."""
+"""Option that puts all images into train, as for images that are only predicted."""
 
 DEFAULT_SHARES: Mapping[str, float] = {"train": 0.7, "val": 0.15, "test": 0.15}
 OF_TRAIN: Mapping[str, float] = {"train": 0.85, "val": 0.15}
-"""Fractions of the images of train where nothing names those of val."""
-_CHOICES = 10  # of an expression for names
+"""Fractions that divide the images of train if nothing names those of val."""
+_CHOICES = 10  # most choices of an expression for names
 _WAYS = 2**32  # to divide a name: 20 s
-LONGEST_S = 60  # for all names
-_TIMES = 4  # that an expression may repeat choices
+LONGEST_S = 60  # longest time for all names
+_TIMES = 4  # most repetitions of choices in an expression
 
 
 class NamedSplits(NamedTuple):
     """Splits that folders or lists of a dataset name.
 
     Attributes:
-        numbers: For each of train, val, test the ascending numbers of its images.
-        left_out: Numbers of the images that are in none of them.
-        rule: Why they are in none, for messages.
-        fractions: Those in which the images of train are shared out, where nothing names val.
+        numbers: Ascending numbers of the images of each of train, val and test.
+        left_out: Numbers of the images that are in no split.
+        rule: Reason why they are in no split, for messages.
+        fractions: Fractions that divide the images of train, if nothing names val.
     """
 
     numbers: Mapping[str, Ints]
@@ -65,7 +66,7 @@ class NamedSplits(NamedTuple):
         return self.fractions is DEFAULT_SHARES
 
     def add_left_out(self, leftovers: Leftovers, names: Sequence[str]) -> None:
-        """Add the images that are in no split to what is not used."""
+        """Report the images in no split as not used."""
         left_out = [names[number] for number in self.left_out.tolist()]
         one, many = f"image is {self.rule}", f"images are {self.rule}"
         leftovers.add(one, many, left_out, f"{TO_SHARE} uses all")
@@ -82,19 +83,20 @@ def find_named_splits(
     """Find the splits that lists or folders name.
 
     Args:
-        names: As all others for `split_images`.
-        splits: See there.
-        root: See there.
-        others: See there.
+        names: As in `split_images`.
+        splits: As in `split_images`.
+        root: As in `split_images`.
+        others: As in `split_images`.
         list_folders: Folders of lists that come first, see `find_lists`.
 
     Returns:
-        The splits; none where images go by fractions.
+        The splits; None if fractions divide the images.
 
     Raises:
-        ConfigError: Splits are unknown; or one folder alone is named after a split, and images lie
-            in others.
-        DataError: Lists cannot be read, or do not fit the images; or an image lies in no `folders`.
+        ConfigError: Splits are unknown, or only one folder is named after a split and other
+            folders have images.
+        DataError: Lists cannot be read or do not fit the images, or with `folders`, an image is in
+            no folder of a split.
     """
     if splits == "folders":
         return _find_by_folder(names, is_complete=True)
@@ -118,9 +120,9 @@ def find_named_splits(
 
 
 def _find_by_folder(names: Sequence[str], *, is_complete: bool) -> NamedSplits | None:
-    """Find the splits that folders name; none where none of them does and some may lie elsewhere."""
+    """Find the splits that folders name, or None if no folder does and `is_complete` is False."""
     folders = [name.rpartition("/")[0] for name in names]
-    # There are few folders, and maybe a million images.
+    # There are few folders, but perhaps a million images.
     code_of = {}
     for folder in set(folders):
         split = split_of(f"{folder}/")
@@ -144,7 +146,7 @@ def _find_by_folder(names: Sequence[str], *, is_complete: bool) -> NamedSplits |
 
 
 def _refuse_other_folders(folder: str | None, split: str, outside: Sequence[str]) -> None:
-    """Refuse one folder with the name of a split among others: it may be a kind of image, as ``valid`` is."""
+    """Refuse a single folder with the name of a split among others, which may be a kind such as ``valid``."""
     others = sorted({name.partition("/")[0] for name in outside if "/" in name})
     if others:
         raise ConfigError(
@@ -157,13 +159,13 @@ def _refuse_other_folders(folder: str | None, split: str, outside: Sequence[str]
 def complete_splits(
     numbers: Mapping[str, Sequence[int] | Ints], count: int, rule: str, *, is_open: bool
 ) -> NamedSplits:
-    """Return splits with the images that are in none.
+    """Complete splits with the images that are in none of them.
 
     Args:
-        numbers: The images of each; those from `count` on are not taken.
-        count: Of the images.
+        numbers: Numbers of the images of each split; those from `count` on are dropped.
+        count: Number of images.
         rule: See `NamedSplits`.
-        is_open: True takes val from train where nothing names it.
+        is_open: True takes val from train if nothing names it.
     """
     by_split = {}
     for split in SPLITS:
@@ -186,31 +188,29 @@ def split_images(
     others: Sequence[str] = (),
     leftovers: Leftovers | None = None,
 ) -> dict[str, Ints]:
-    """Share images out over train, val and test.
+    """Split images into train, val and test.
 
     Args:
-        names: Each image's path relative to the root, with forward slashes.
-        splits: `folders`: by the folders of the path, one of which is named after a split. `auto`:
-            as lists or folders of the dataset name them, with a part of train for what they lack,
-            otherwise 70 / 15 / 15 %. A mapping gives shares, or lists of names; a path that ends in
-            ``.csv`` a table of ``image`` and ``split``, such as the ``splits.csv`` of a run;
-            `none` puts all into train.
-        seed: Chooses the images of a share; each image's place depends on the seed and on how many
-            images there are.
-        root: Folder of the dataset, which its own lists, and files that are named, are looked for
-            in.
+        names: Path of each image relative to the root, with forward slashes.
+        splits: `folders` splits by the folders of the path, one of which is named after a split.
+            `auto` follows lists or folders of the dataset, with a part of train for missing splits,
+            or else divides 70 / 15 / 15 %. A mapping has fractions, or lists of names. A path that
+            ends in ``.csv`` is a table of ``image`` and ``split``, such as the ``splits.csv`` of a
+            run. `none` puts all images into train.
+        seed: Seed of the choice of images; the split of an image depends on the seed and on the
+            number of images.
+        root: Folder of the dataset, with its own lists and the files that `splits` names.
         others: Images that lists may name too, such as bad ones that are skipped.
-        leftovers: Takes the images that lists or folders leave out.
+        leftovers: Receives the images that lists or folders leave out.
 
     Returns:
-        For each of train, val, test the ascending numbers of its images. Of `auto`, fewer images
-        than splits all train.
+        The ascending numbers of the images of each of train, val and test. With `auto`, all images
+        train if there are fewer images than splits.
 
     Raises:
-        ConfigError: Shares do not add up to 1, a share is left without an image, or a split is
-            unknown.
-        DataError: A listed image does not exist or is listed twice, or an image lies in no folder
-            of a split.
+        ConfigError: Fractions do not add up to 1, a split has no images, or a split is unknown.
+        DataError: A listed image does not exist or is listed twice, or an image is in no folder of
+            a split.
     """
     everyone = np.arange(len(names))
     if splits == UNDIVIDED:
@@ -229,22 +229,22 @@ def split_images(
 
 
 def leave_undivided(count: int) -> dict[str, Ints]:
-    """Return splits of which train has all of so many images."""
+    """Return splits with all `count` images in train."""
     return dict.fromkeys(SPLITS, np.zeros(0, np.int64)) | {"train": np.arange(count)}
 
 
 def check_image_count(count: int, splits: Splits) -> None:
-    """Refuse to train on one or two images, or on undivided images, without typed splits.
+    """Refuse to train on one or two images, or on undivided images, without explicit splits.
 
     Args:
-        count: Of the images of a set of which none validates; 0 where it is not known.
-        splits: As typed.
+        count: Number of images of a dataset without validation; 0 if unknown.
+        splits: Splits as typed.
 
     Raises:
-        ConfigError: Says what to type.
+        ConfigError: Splits are needed; the error says what to type.
     """
     if splits == UNDIVIDED:
-        # It is for predictions: defective images would train a model of good ones.
+        # Undivided images are for predictions: defective ones would train a model of good ones.
         raise ConfigError(
             "data.splits=none is only for predictions: to train on all images without validation, "
             "set 'data.splits={train: 1.0}'"
@@ -257,7 +257,7 @@ def check_image_count(count: int, splits: Splits) -> None:
 
 
 def read_fractions(splits: Splits) -> dict[str, float] | None:
-    """Return the fraction of each split, 0 for those that are not named; None where splits are no fractions."""
+    """Return the fraction of each split, 0 if it is not named, or None if `splits` has no fractions."""
     if not isinstance(splits, Mapping) or not set(splits) <= set(SPLITS):
         return None
     fractions = dict.fromkeys(SPLITS, 0.0)
@@ -269,7 +269,7 @@ def read_fractions(splits: Splits) -> dict[str, float] | None:
 
 
 def share_out(images: Ints, shares: Mapping[str, float], seed: int) -> dict[str, Ints]:
-    """Share some images out by fractions; where there are fewer than splits, all train."""
+    """Divide images by fractions; if there are fewer images than splits, all train."""
     if len(images) < len(shares):
         return dict.fromkeys(shares, images[:0]) | {"train": images}
     parts = _split_by_share(len(images), {**dict.fromkeys(SPLITS, 0.0), **shares}, seed)
@@ -288,10 +288,10 @@ def _split_by_share(count: int, shares: Mapping[str, float], seed: int) -> dict[
     sizes = dict.fromkeys(SPLITS, 0)
     for split in filled_splits:
         sizes[split] = max(round(shares[split] * count), 1)
-    # The largest takes what rounding leaves over.
+    # The largest split takes the remainder of the rounding.
     largest = max(sizes, key=sizes.__getitem__)
     sizes[largest] += count - sum(sizes.values())
-    # Sorted by a number of their own, images keep their order when the fractions change.
+    # Sorted by a random number of their own, images keep their order if the fractions change.
     draws = uniform(seed, Stream.SPLIT, np.arange(count), 0, 1)[:, 0]
     order = np.argsort(draws, kind="stable")
     ends = np.cumsum(list(sizes.values()))
@@ -322,7 +322,7 @@ def _read_lists(splits: Splits, root: Path | None) -> list[SplitList]:
 
 
 def _locate(entry: str, root: Path | None, what: str) -> Path:
-    """Return the path of a file that is named relative to the root, or to the working folder."""
+    """Return the path of a file that is given relative to the root, or to the working folder."""
     places = [Path(entry)] if root is None else [root / entry, Path(entry)]
     for path in places:
         if is_there(path):
@@ -332,33 +332,33 @@ def _locate(entry: str, root: Path | None, what: str) -> Path:
 
 
 def group_by_name(names: Sequence[str], pattern: str, option: str = "data.groups") -> Ints:
-    """[n] number of the group of each name: by what a regular expression, or its group, matches.
+    """Return [n] group numbers of names, by the match of a regular expression or of its group.
 
     Args:
         names: Paths below the root, with forward slashes.
-        pattern: Is searched in them; each name without it is a group of its own.
-        option: Its key, for messages.
+        pattern: Expression to search for; each name without a match is a group of its own.
+        option: Key of the expression, for messages.
 
     Raises:
         ConfigError: As `search_names`.
     """
     keys = []
     for name, match in zip(names, search_names(names, pattern, option), strict=True):
-        # No match ends like this: a group of its own.
+        # No match ends like this, so that the name is a group of its own.
         keys.append(f"{name}/" if match is None else match)
     return np.unique(keys, return_inverse=True)[1].reshape(-1)
 
 
 def search_names(names: Sequence[str], pattern: str, option: str) -> list[str | None]:
-    """Return for each name what a regular expression, or its first group, matches; None where nothing does.
+    """Return the match of a regular expression, or of its first group, in each name, or None.
 
     Args:
         names: Paths below the root, with forward slashes.
-        pattern: Is searched in them.
-        option: Its key, for messages.
+        pattern: Expression to search for.
+        option: Key of the expression, for messages.
 
     Raises:
-        ConfigError: It is no regular expression, is in no name, or may take for ever.
+        ConfigError: The pattern is not a regular expression, matches no name, or may take forever.
     """
     try:
         expression = re.compile(pattern)
@@ -372,13 +372,13 @@ def search_names(names: Sequence[str], pattern: str, option: str) -> list[str | 
             f"most {_CHOICES} parts"
         )
     most_characters = max(map(len, names))
-    # At each start the choices divide the rest of a name among them.
+    # At each start, the choices divide the rest of a name among them.
     if math.comb(most_characters + int(choices) + 1, int(choices) + 1) > _WAYS:
         raise ConfigError(
             f"{option}={pattern!r} can divide names of {most_characters} characters in more than "
             f"{_WAYS} ways: repeat fewer parts"
         )
-    group = 1 if expression.groups else 0  # the first group, else all that was matched
+    group = 1 if expression.groups else 0  # the first group, or else the whole match
     deadline = time.monotonic() + LONGEST_S
     matches: list[str | None] = []
     for number, name in enumerate(names):
@@ -395,13 +395,13 @@ def search_names(names: Sequence[str], pattern: str, option: str) -> list[str | 
 
 
 def _count_choices(parsed: Iterable[Any]) -> float:
-    """Choices that a parsed expression makes and may come back to; infinite for those that a repetition multiplies."""
+    """Count the choices to which a parsed expression may backtrack; infinite if a repetition multiplies them."""
     count = 0.0
     for kind, value in parsed:
         items = value if isinstance(value, tuple) else (value,)
         parts = [part for item in items for part in (item if isinstance(item, list) else (item,))]
         inner = sum(_count_choices(part) for part in parts if isinstance(part, _parser.SubPattern))
-        # A repetition multiplies what it repeats, and one of a fixed number chooses nothing itself.
+        # A repetition multiplies what it repeats, and one with a fixed number adds no choice.
         if kind in (_parser.MAX_REPEAT, _parser.MIN_REPEAT):
             times = value[1] if value[1] <= _TIMES else math.inf
             count += (inner and inner * times) + (value[0] != value[1])

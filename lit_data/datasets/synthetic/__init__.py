@@ -1,1 +1,1 @@
-"""Drawn sets, one for each kind of data: made once in the cache, for tests and first steps."""
+"""Synthetic datasets, one for each kind of data, generated once in the cache for tests and first steps."""

@@ -1,4 +1,4 @@
-"""Synthetic datasets that are made once, in a folder of their own: whole or not at all."""
+"""Synthetic datasets that are generated once, each in its own folder, completely or not at all."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -25,8 +25,8 @@ class SampleSpec:
     A subclass has a field for the size and defaults for all fields.
 
     Args:
-        count: Samples, divided 70 : 15 : 15 into train, val and test.
-        seed: Each sample is a function of (seed, its number, size) alone.
+        count: Number of samples, divided 70 : 15 : 15 into train, val and test.
+        seed: Seed; each sample is a function of only (seed, its number, size).
 
     Raises:
         ConfigError: A value is not allowed.
@@ -36,9 +36,9 @@ class SampleSpec:
     size_name: ClassVar[str] = "size_px"
     axes: ClassVar[Sequence[str]] = ("height", "width")
     sides: ClassVar[tuple[int, int]]
-    """The smallest and the largest side."""
+    """Smallest and largest side."""
     format_version: ClassVar[int] = 1
-    """Raised with every change of a pixel or of the layout."""
+    """Version that increases with every change of a pixel or of the layout."""
     folders: ClassVar[Sequence[str]] = SPLITS
     readme: ClassVar[str] = ""
 
@@ -56,12 +56,12 @@ class SampleSpec:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Size of a sample, one number for each of `axes`."""
+        """Size of a sample, with one number for each of `axes`."""
         return tuple(getattr(self, self.size_name))
 
     @property
     def folder_name(self) -> str:
-        """Name of its folder: datasets of different specs lie side by side."""
+        """Name of the folder of the dataset, which differs by spec."""
         return f"{self.kind}-{self.count}x{'x'.join(map(str, self.size))}-seed{self.seed}"
 
     def split_of(self, number: int) -> str:
@@ -72,24 +72,24 @@ class SampleSpec:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """Content of the marker file, as JSON gives it back."""
+        """Content of the marker file, as read back from JSON."""
         recipe = {"format": self.format_version, "made_from": asdict(self)}
         plain: dict[str, Any] = json.loads(json.dumps(recipe))
         return plain
 
     def ensure(self, folder: Path) -> Path:
-        """Make the dataset once and return its own folder.
+        """Generate the dataset once and return its own folder.
 
-        A complete one is recognized by its marker file and used as it is, also from a read-only
-        folder. A new one is made in a temporary folder and renamed, so a killed run leaves nothing
-        half-made, and two processes at once end with one.
+        A complete dataset is recognized by its marker file and reused, even from a read-only
+        folder. A new one is generated in a temporary folder and renamed, so that a killed run
+        leaves no partial dataset, and two processes at once end up with one.
 
         Args:
-            folder: Holds all synthetic datasets, each in a folder of its own.
+            folder: Folder of all synthetic datasets, each in a folder of its own.
 
         Raises:
             StoreError: The folder cannot be written.
-            StoreBusyError: Another process has been making the same dataset for ten minutes.
+            StoreBusyError: Another process has been generating the same dataset for ten minutes.
         """
         folder = Path(folder)
         root = folder / self.folder_name
@@ -109,7 +109,7 @@ class SampleSpec:
         return root
 
     def is_complete(self, root: Path) -> bool:
-        """Return True if a dataset was sealed for this recipe and its files still have their sizes."""
+        """Return True if a dataset was completed for this recipe and its files still have their sizes."""
         try:
             marker = json.loads((root / MARKER).read_text(encoding="utf-8"))
             sizes = {name: (root / name).stat().st_size for name in marker["files_bytes"]}
@@ -118,7 +118,7 @@ class SampleSpec:
         return bool(marker == {**self.recipe, "files_bytes": sizes})
 
     def write(self, root: Path) -> None:
-        """Write the whole dataset into a folder that is not there yet, and its marker last."""
+        """Write the whole dataset into a folder that does not exist yet, and the marker file last."""
         for name in self.folders:
             (root / name).mkdir(parents=True)
         numbers = track(range(self.count), f"making {self.kind} samples", self.count)
@@ -134,8 +134,8 @@ class SampleSpec:
         """Write the files of samples below `folders`.
 
         Args:
-            root: Own folder of the dataset.
-            numbers: Those of all samples.
+            root: Folder of the dataset.
+            numbers: Numbers of all samples.
         """
         raise NotImplementedError
 
@@ -143,7 +143,7 @@ class SampleSpec:
         with temp_folder(root.parent) as temp:
             folder = temp / "made"
             self.write(folder)
-            # Published by another process, on a file system whose locks do nothing.
+            # Published by another process, on a file system whose locks have no effect.
             if self.is_complete(root):
                 return
             if root.exists():
@@ -152,7 +152,7 @@ class SampleSpec:
 
 
 def open_streams(seed: int, number: int, count: int) -> list[np.random.Generator]:
-    """Return random streams of a sample, of which none depends on how much another one draws."""
+    """Return independent random streams of a sample."""
     streams = []
     for stream in range(count):
         bits = np.random.Philox(key=[seed, number], counter=[0, 0, 0, stream])

@@ -10,14 +10,14 @@ from lit_data.core.types import Doubles, Floats, Size
 TARGET_ONLY: tuple[int, ...] = (0,)
 DISTRACTOR_CHANNELS: tuple[tuple[int, ...], ...] = ((0, 1), (0, 2), (0, 1, 2), (1,), (2,))
 LEAST_CHANGE = 0.05
-"""Gray levels; a weaker change is hard to see, so it is neither drawn nor in the mask."""
+"""Least change in gray levels; a weaker one is hard to see, so it is neither drawn nor in the mask."""
 LEAST_AREA_PX = 6
-"""In each channel that shows the defect, else it is drawn anew."""
+"""Least visible pixels in each channel that shows the defect, or else it is drawn again."""
 MARGIN_PX = 6
-"""Between two defects, more than twice the largest misregistration."""
+"""Distance between two defects, more than twice the largest misregistration."""
 
 Window = tuple[int, int, int, int]
-"""(top, left, bottom, right) in px, ends excluded."""
+"""(top, left, bottom, right) px, with ends excluded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +25,18 @@ class StripePattern:
     """Pattern that the three repeats share.
 
     Attributes:
-        runs_down: Stripes follow the rows of the scan (the transport), else they lie across it.
+        runs_down: True if stripes follow the transport of the scan, False if they cross it.
         tilt_rad: Angle to that direction.
         period_px: Distance between two stripes.
         phase: Position of the first stripe, in periods.
-        duty: Share of the period that a stripe covers.
+        duty: Fraction of the period that a stripe covers.
         edge_px: Width of the blurred stripe edge.
         ground: Reflectance between the stripes.
-        contrast: What a stripe adds to the ground; negative for dark stripes.
-        stripe_levels: Strength of each stripe, repeated after the last, about 1.
+        contrast: Reflectance that a stripe adds to the ground; negative for dark stripes.
+        stripe_levels: Strength of each stripe, about 1, repeated after the last.
         weave_period_px: Length of one thread crossing along a stripe.
-        weave_depth: How much of a stripe's contrast a crossing takes away; 0 for a plain print.
-        wander_px: How far a stripe swings to each side.
+        weave_depth: Fraction of the contrast of a stripe that a crossing removes; 0 for a print.
+        wander_px: Amplitude of the swing of a stripe to each side.
         wander_length_px: Length of one swing along the stripe.
     """
 
@@ -55,11 +55,11 @@ class StripePattern:
     wander_length_px: float
 
     def locate(self, y: Doubles, x: Doubles) -> tuple[Doubles, Doubles]:
-        """Say where a point lies in the pattern.
+        """Return the pattern coordinates of points.
 
         Returns:
-            The stripe coordinate (its floor is the stripe's number, .5 the center line) and the px
-            along the stripe.
+            The stripe coordinate (its floor is the number of the stripe, .5 the center line) and
+            the position along the stripe in px.
         """
         # Stripes that run down change across the columns.
         across, along = (x, y) if self.runs_down else (y, x)
@@ -69,7 +69,7 @@ class StripePattern:
         return (across * cos - along * sin + swing_px) / self.period_px + self.phase, distance_px
 
     def stripe_part(self, stripe: Doubles, along_px: Doubles) -> Doubles:
-        """Return what the stripes add to the ground, for coordinates as ``locate`` gives them."""
+        """Return the reflectance that stripes add to the ground, at coordinates from ``locate``."""
         inside_px = (self.duty / 2 - np.abs(stripe % 1 - 0.5)) * self.period_px
         cover = np.clip(0.5 + inside_px / self.edge_px, 0, 1)
         number = np.floor(stripe)
@@ -87,14 +87,14 @@ class CameraView:
 
     Attributes:
         shift_px: (y, x) misregistration to the target at the middle row.
-        drift_px: What the misregistration gains from the middle row to the last.
+        drift_px: Increase of the misregistration from the middle row to the last.
         gain: Factor on all gray levels.
         offset: Black level.
         gradient: (y, x) change of the light from the middle to the image border.
         vignette: Light lost at the left and right border.
         noise: Standard deviation of the sensor noise at full light.
         mottle: Standard deviation of the blotchy substrate.
-        column_spread: Standard deviation of the gains of the sensor's columns.
+        column_spread: Standard deviation of the gains of the sensor columns.
     """
 
     shift_px: tuple[float, float]
@@ -108,7 +108,7 @@ class CameraView:
     column_spread: float
 
     def displace(self, y: Doubles, x: Doubles, height_px: int) -> tuple[Doubles, Doubles]:
-        """Return the pattern's coordinates under the pixels (y, x)."""
+        """Return the coordinates of the pattern under the pixels (y, x)."""
         swing = 2 * y / height_px - 1
         seen_y = y + self.shift_px[0] + self.drift_px[0] * swing
         seen_x = x + self.shift_px[1] + self.drift_px[1] * swing
@@ -124,7 +124,7 @@ class CameraView:
 
 
 def draw_pattern(rng: np.random.Generator) -> StripePattern:
-    """Draw a stripe pattern: three in four run down the image, half are woven, half are darker than the ground."""
+    """Draw a random pattern: three in four run down the image, half are woven, half are darker than the ground."""
     dark_level = rng.uniform(0.22, 0.32)
     bright_level = dark_level + rng.uniform(0.24, 0.42)
     dark_stripes = rng.random() < 0.5
@@ -150,11 +150,11 @@ def draw_pattern(rng: np.random.Generator) -> StripePattern:
 def draw_views(rng: np.random.Generator) -> list[CameraView]:
     """Draw the views of target, ref1 and ref2.
 
-    The references are out of register by up to 1 px in y and in x, to the same side, so their mean
-    is off as well, and the gains differ: the plain difference of target and mean reference responds
-    where there is no defect.
+    The references are out of register by up to 1 px in y and in x, to the same side, so that their
+    mean is off as well, and the gains differ. The plain difference of target and mean reference
+    therefore also responds without a defect.
     """
-    # One side for both references: their mean is then out of register too.
+    # Both references shift to one side, so that their mean is out of register too.
     side = rng.choice([-1, 1], 2)
     gradient, vignette = rng.uniform(-0.07, 0.07, 2), rng.uniform(0.03, 0.14)
     noise = rng.uniform(0.007, 0.013)
@@ -186,7 +186,7 @@ def expose(
     """Render one repeat without defects.
 
     Returns:
-        grey: [H, W] float32, within 0..1 but for rare noise.
+        grey: [H, W] float32, within 0..1 except for rare noise.
     """
     import cv2
 
@@ -199,7 +199,7 @@ def expose(
     reflectance += view.mottle * 4 * np.sqrt(np.pi) * blotches
     columns = 1 + view.column_spread * rng.standard_normal(shape[1])
     grey = view.light(y, x, shape) * columns * reflectance + view.offset
-    # Noise of photons grows with the square root of the light.
+    # Photon noise grows with the square root of the light.
     shot_noise = (
         view.noise * np.sqrt(np.maximum(grey, 0.05)) * rng.standard_normal(shape, dtype=np.float32)
     )
@@ -217,7 +217,7 @@ def pixel_grid(top: int, left: int, bottom: int, right: int) -> tuple[Doubles, D
 
 @dataclass(frozen=True, slots=True)
 class DrawnScratch:
-    """A thin curve that brightens or darkens.
+    """Scratch: a thin curve that brightens or darkens.
 
     Attributes:
         points_yx: [N, 2] points of the curve, a quarter px apart.
@@ -230,7 +230,7 @@ class DrawnScratch:
     width_px: float
 
     def change(self, pattern: StripePattern, y: Doubles, x: Doubles) -> Doubles:
-        """Return the change of reflectance at (y, x), which all stripes take alike."""
+        """Return the change of reflectance at (y, x), which does not depend on stripes."""
         offset_y = y[..., None] - self.points_yx[:, 0]
         offset_x = x[..., None] - self.points_yx[:, 1]
         squared_px = offset_y**2 + offset_x**2
@@ -243,13 +243,13 @@ class DrawnScratch:
 
 @dataclass(frozen=True, slots=True)
 class MissingPiece:
-    """A stretch of one stripe where the ground shows through.
+    """Missing piece of one stripe, where the ground shows through.
 
     Attributes:
         stripe: Number of the stripe.
-        start_px: Begin along the stripe.
-        stop_px: End along the stripe.
-        share: How much of the stripe is gone.
+        start_px: Start position along the stripe.
+        stop_px: End position along the stripe.
+        share: Fraction of the stripe that is missing.
     """
 
     stripe: int
@@ -267,13 +267,13 @@ class MissingPiece:
 
 @dataclass(frozen=True, slots=True)
 class DrawnDefect:
-    """One defect and where it shows.
+    """One defect and its position.
 
     Attributes:
         kind: ``scratch`` or ``missing_piece``.
-        channels: Channels that show it; (0,) alone is a true defect, everything else a distractor.
-        window: Part of the image outside of which it changes nothing.
-        form: What it does to the reflectance.
+        channels: Channels that show it; (0,) is a true defect, anything else a distractor.
+        window: Part of the image that it changes.
+        form: Shape that changes the reflectance.
     """
 
     kind: str
@@ -295,9 +295,9 @@ def draw_defects(
 ) -> list[DrawnDefect]:
     """Draw 3 to 8 true defects and 3 to 8 distractors that keep clear of each other.
 
-    A small image may have no room left for the last of them.
+    A small image may not have enough space for the last of them.
     """
-    # True defects first: where room runs out, distractors are missing.
+    # True defects come first, so that distractors are missing if there is not enough space.
     channels_of_defects = [TARGET_ONLY] * int(rng.integers(3, 9))
     channels_of_defects += [
         DISTRACTOR_CHANNELS[int(i)]
@@ -320,10 +320,10 @@ def draw_defects(
 def grey_change(
     defect: DrawnDefect, pattern: StripePattern, view: CameraView, shape: Size
 ) -> Floats:
-    """Render what a defect adds to the gray levels of one view, within the defect's window.
+    """Render the gray levels that a defect adds to one view, within the window of the defect.
 
     Returns:
-        change: [h, w] float32, zero or at least ``LEAST_CHANGE`` in size.
+        change: [h, w] float32, zero or at least ``LEAST_CHANGE`` in magnitude.
     """
     y, x = pixel_grid(*defect.window)
     y_seen, x_seen = view.displace(y, x, shape[0])
@@ -342,8 +342,8 @@ def _draw_defect(
     if rng.random() < 0.5:
         scratch = _draw_scratch(rng, centre, longest_px=min(80.0, 0.5 * min(shape)))
         return DrawnDefect("scratch", channels, _surround(scratch.points_yx, reach_px=4), scratch)
-    # The wider the stripe the shorter the piece: all are near the training spots in area, none is
-    # trivial by its size.
+    # The wider the stripe, the shorter the piece: all areas are near those of the training spots,
+    # and none is easy to find by its size.
     length_px = rng.uniform(3, np.clip(45 / (pattern.duty * pattern.period_px), 4, 9))
     stripe, along_px = pattern.locate(np.array(centre[0]), np.array(centre[1]))
     piece = MissingPiece(
@@ -363,7 +363,7 @@ def _draw_scratch(
 ) -> DrawnScratch:
     length_px = rng.uniform(10, longest_px)
     steps = np.linspace(-0.5, 0.5, int(4 * length_px))
-    # The direction changes linearly and quadratically along the way: a smooth curve.
+    # The direction changes linearly and quadratically along the way, for a smooth curve.
     heading = rng.uniform(0, np.pi) + rng.uniform(-1.2, 1.2) * steps + rng.uniform(-2, 2) * steps**2
     way = (
         np.cumsum(np.stack([np.sin(heading), np.cos(heading)], axis=1), axis=0)
@@ -372,7 +372,7 @@ def _draw_scratch(
     )
     strength = rng.uniform(0.14, 0.29) * rng.choice([-1, 1])
     beat = np.sin(2 * np.pi * steps * length_px / rng.uniform(6, 10))
-    # Six of ten scratches come and go along their way.
+    # Six of ten scratches are intermittent.
     body = np.clip(0.5 + 1.2 * beat, 0, 1) if rng.random() < 0.6 else 1 + 0.2 * beat
     ends = np.clip((0.5 - np.abs(steps)) * length_px / 4, 0.3, 1)
     return DrawnScratch(

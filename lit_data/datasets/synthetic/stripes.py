@@ -1,4 +1,4 @@
-"""The default data of the stripe experiment: a small set of images, made once where no ``data.root`` is given."""
+"""Default data of the stripe experiment: a small dataset, generated once if there is no ``data.root``."""
 
 import json
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ from lit_data.images.writing import write_png
 
 SampleDtype = Literal["uint8", "float32"]
 
-SMALLEST_SIDE_PX = 112  # room for three true defects
+SMALLEST_SIDE_PX = 112  # has space for three true defects
 
 README = """Stripe samples, made by lit_data (lit_data.datasets.synthetic). Synthetic, CC0: use them for anything.
 
@@ -46,10 +46,10 @@ class StripeSample:
     """One rendered sample.
 
     Attributes:
-        clean: [3, H, W] float32 in 0..1, the image without its defects, noise included.
+        clean: [3, H, W] float32 in 0..1, the image without its defects, but with noise.
         image: [3, H, W] float32 in 0..1.
         mask: [H, W] bool, true defects of the target.
-        defects: One row per defect as in ``defects.json``, without the image's name.
+        defects: One row per defect as in ``defects.json``, without the name of the image.
     """
 
     clean: Floats
@@ -59,22 +59,22 @@ class StripeSample:
 
 
 def render_sample(seed: int, number: int, shape: Size, *, with_defects: bool) -> StripeSample:
-    """Render one sample; pattern, noise and defects have random streams of their own.
+    """Render one sample; pattern, noise and defects have separate random streams.
 
     Args:
-        seed: Seed of the set.
-        number: Image number in the set.
-        shape: (height, width) in px.
-        with_defects: Draw defects into it.
+        seed: Seed of the dataset.
+        number: Number of the image in the dataset.
+        shape: (height, width) px.
+        with_defects: Draw defects into the image.
     """
-    # Streams of their own: a sample without defects has the same pattern and noise.
+    # Separate streams, so that a sample without defects has the same pattern and noise.
     looks, noise, flaws = open_streams(seed, number, 3)
     pattern, views = draw_pattern(looks), draw_views(looks)
     clean = np.stack([expose(pattern, view, shape, noise) for view in views]).clip(0, 1)
     image, mask, rows = clean.copy(), np.zeros(shape, dtype=np.bool_), []
     for defect in draw_defects(flaws, pattern, views, shape) if with_defects else []:
         part = np.s_[defect.window[0] : defect.window[2], defect.window[1] : defect.window[3]]
-        # A defect is marked where any of its channels changes.
+        # A defect is marked wherever any of its channels changes.
         changed = np.zeros(image[0][part].shape, dtype=np.bool_)
         for channel in defect.channels:
             change = grey_change(defect, pattern, views[channel], shape)
@@ -106,14 +106,14 @@ def _describe(defect: DrawnDefect, changed: Bools) -> dict[str, Any]:
 class StripeSampleSpec(SampleSpec):
     """Recipe of images of a web; equal specs give equal pixels.
 
-    The dataset's folder holds ``train``, ``val``, ``test``, ``test_masks``, ``defects.json`` and
+    The folder of the dataset has ``train``, ``val``, ``test``, ``test_masks``, ``defects.json`` and
     ``README.txt``.
 
     Args:
-        count: Images, divided 44 : 8 : 12 into train, val and test.
-        height_px: Rows of an image.
-        width_px: Columns of an image.
-        dtype: ``uint8`` gives PNG, ``float32`` TIFF with values in 0..1.
+        count: Number of images, divided 44 : 8 : 12 into train, val and test.
+        height_px: Number of rows of an image.
+        width_px: Number of columns of an image.
+        dtype: ``uint8`` writes PNG, ``float32`` writes TIFF with values in 0..1.
 
     Raises:
         ConfigError: A value is not allowed.
@@ -142,13 +142,13 @@ class StripeSampleSpec(SampleSpec):
 
     @property
     def folder_name(self) -> str:
-        """Name of its folder: datasets of different specs lie side by side."""
+        """Name of the folder of the dataset, which differs by spec."""
         size = f"{self.height_px}x{self.width_px}"
         return f"stripe-{self.count}x{size}-{self.dtype}-seed{self.seed}"
 
     @override
     def split_of(self, number: int) -> str:
-        # Of 64 images 12 test and 8 validate; small sets have one of each.
+        # Of 64 images, 12 test and 8 validate; small datasets have one of each.
         test, val = max(1, round(self.count * 12 / 64)), max(1, round(self.count * 8 / 64))
         if number < self.count - test - val:
             return "train"
@@ -166,7 +166,7 @@ class StripeSampleSpec(SampleSpec):
         (root / "defects.json").write_text(json.dumps(defects, indent=1), encoding="utf-8")
 
     def _write_sample(self, root: Path, number: int) -> list[dict[str, Any]]:
-        """Write an image, in the test split its mask, and return its defects."""
+        """Write an image, with its mask in the test split, and return its defects."""
         with_defects = self.has_defects(number)
         sample = render_sample(self.seed, number, self.size_px, with_defects=with_defects)
         split, stem = self.split_of(number), f"stripe_{number:04d}"

@@ -1,4 +1,4 @@
-"""The synthetic dataset of the segmentation experiment: gray surfaces, some with defects, and masks."""
+"""Synthetic dataset of the segmentation experiment: gray surfaces, some with defects, and masks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -32,10 +32,10 @@ DEFECTS = DefectSpec(
 class InspectionSampleSpec(SampleSpec):
     """Recipe of surfaces, half of them with defects.
 
-    ``NUMBER.png``, and ``NUMBER_mask.png`` of those with a defect.
+    The files are ``NUMBER.png``, and ``NUMBER_mask.png`` for surfaces with a defect.
 
     Args:
-        size_px: (height, width).
+        size_px: (height, width) of a surface.
     """
 
     kind = "inspection"
@@ -56,15 +56,15 @@ class InspectionSampleSpec(SampleSpec):
 
 
 def draw_surface(seed: int, number: int, size_px: Size) -> tuple[Bytes, Bytes]:
-    """Draw a surface, a pure function of the arguments.
+    """Draw a surface, as a pure function of the arguments.
 
     Args:
-        seed: Seed of the set.
-        number: Number of the image in the set.
-        size_px: (height, width).
+        seed: Seed of the dataset.
+        number: Number of the image in the dataset.
+        size_px: (height, width) of the surface.
 
     Returns:
-        [H, W] gray, and [H, W] 1 where there is a defect.
+        The gray image [H, W], and the mask [H, W], which is 1 at defects.
     """
     image = draw_texture(np.random.default_rng((seed, number)), size_px)
     mask = np.zeros(size_px, np.uint8)

@@ -12,9 +12,9 @@ GREY_LEVELS = ValueRange(0, 255, whole=True)
 
 
 def draw_texture(rng: np.random.Generator, size_px: Size) -> Bytes:
-    """Draw a gray surface of grains of many sizes.
+    """Draw a gray surface with grain of many sizes.
 
-    Now and then with joints like those of brick or cloth.
+    Some surfaces have joints like those of brick or cloth.
 
     Returns:
         [H, W] uint8.
@@ -32,10 +32,10 @@ def draw_texture(rng: np.random.Generator, size_px: Size) -> Bytes:
 
 
 def draw_cloud(rng: np.random.Generator, size_px: Size, octaves: int, decay: float) -> Floats:
-    """Draw noise of ever finer grain, each octave weaker than the last by 2 ** decay.
+    """Draw noise of increasingly fine grain, each octave weaker than the last by 2 ** decay.
 
     Returns:
-        [H, W] about 0..1.
+        [H, W] values of about 0..1.
     """
     import cv2
 
@@ -43,7 +43,7 @@ def draw_cloud(rng: np.random.Generator, size_px: Size, octaves: int, decay: flo
     for octave in range(octaves):
         cells = tuple(min(size, 2 ** (octave + 1) + 1) for size in size_px)
         noise = rng.random(cells, dtype=np.float32)
-        # Finer octaves are weaker, which makes the grain smoother the larger the decay.
+        # Finer octaves are weaker, so that a larger decay makes the grain smoother.
         weight = 2.0 ** (-decay * octave)
         cloud += weight * cv2.resize(noise, size_px[::-1], interpolation=cv2.INTER_CUBIC)
         total += weight
@@ -56,9 +56,9 @@ def plan_defects(
     """Plan the defects of one sample, which all of its channels show.
 
     Args:
-        spec: Their distribution.
-        seed: Seed of the set.
-        number: Number of the sample in the set.
+        spec: Distribution of the defects.
+        seed: Seed of the dataset.
+        number: Number of the sample in the dataset.
         shape: (C, H, W) of the sample.
     """
     channels, height_px, width_px = shape

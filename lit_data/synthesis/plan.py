@@ -1,4 +1,4 @@
-"""Distribution of synthetic defects, and the plan that is drawn from it: all randomness, no pixels."""
+"""Distribution of synthetic defects, and the plan drawn from it, which has no pixels."""
 
 import itertools
 from collections.abc import Mapping
@@ -28,36 +28,35 @@ _SIDE_BITS = 20
 
 
 class Synthesis:
-    """Distribution of what is drawn into clean images."""
+    """Base of distributions of what is drawn into clean images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DefectSpec(Synthesis):
     """Distribution of synthetic defects over samples.
 
-    A sample has defects with `probability`; then `count` of them, of which `true_count` are *true*:
-    in the target alone, and in the mask. The rest are *distractors*: in the target and at least one
-    reference, or only in a reference, and never in the mask, so a model has to compare. A
-    sample of one channel has no references, hence no distractors.
+    A sample has defects with `probability`. It then has `count` of them, of which `true_count` are
+    *true*: only in the target, and in the mask. The rest are *distractors*: in the target and at
+    least one reference, or only in a reference, and never in the mask, so a model has to compare.
+    A sample of one channel has no references and therefore no distractors.
 
     Args:
         probability: Chance that a sample has defects, 0 to 1.
-        count: Fewest and most defects of such a sample.
-        true_count: Fewest and most true ones among them.
-        families: Looks of the defects: for each name in `lit_data.synthesis.FAMILIES` the options
-            of its class, among them its weight.
+        count: Smallest and largest number of defects in such a sample.
+        true_count: Smallest and largest number of true defects among them.
+        families: Kinds of defects: for each name in `lit_data.synthesis.FAMILIES` the options of
+            its class, including its weight.
         amplitude: Smallest and largest strength, in units of the 0..1 value range, of families
             without their own.
-        contrast: The same in standard deviations of the noise around each defect; replaces
-            `amplitude`.
+        contrast: Smallest and largest strength in standard deviations of the noise around each
+            defect; replaces `amplitude`.
         bright_fraction: Fraction of defects that are brighter than their surroundings; the others
             are darker.
-        subpixel: Centers between pixels (on a grid of 1/8 px); if not, on pixel centers.
-        least_change: A pixel is in the mask if a true defect changes it by at least this much, in
-            units of the 0..1 value range; spots mark their whole window. Where pixels are replaced
-            by others (cut_paste, shift, blur, texture, nick, stripe_break) the change of a pixel
-            and its neighbors, root mean square, must also exceed the noise by three of its standard
-            deviations.
+        subpixel: Place centers between pixels (on a grid of 1/8 px) instead of on pixel centers.
+        least_change: Smallest change by a true defect, in units of the 0..1 value range, for a
+            pixel to be in the mask; spots mark their whole window. If pixels are replaced by others
+            (cut_paste, shift, blur, texture, nick, stripe_break), the root mean square change of a
+            pixel and its neighbors must also exceed three standard deviations of the noise.
 
     Raises:
         ConfigError: A range is empty, a fraction is outside 0..1, or a family is unknown.
@@ -89,12 +88,12 @@ class DefectSpec(Synthesis):
 
     @property
     def members(self) -> tuple[Family, ...]:
-        """The families, in the order in which a plan counts them."""
+        """The families, in the order in which a plan numbers them."""
         return cast(tuple[Family, ...], self.families)
 
     @property
     def draws(self) -> int:
-        """Random numbers of one sample from its stream."""
+        """Number of random numbers that a sample draws from its stream."""
         return SAMPLE_DRAWS + DEFECT_DRAWS * self.count[1]
 
     @cached_property
@@ -106,10 +105,10 @@ class DefectSpec(Synthesis):
 
     @cached_property
     def kinds(self) -> tuple[Floats, Ints, Ints]:
-        """Every form of every family, and its frequency.
+        """All variants of all families, and their frequencies.
 
-        Upper ends of the intervals in 0..1 of all kinds but the last [K - 1], family of each kind
-        [K], and number of the family's variant [K].
+        The arrays are the upper ends of the intervals in 0..1 of all kinds but the last, [K - 1],
+        the family of each kind, [K], and the number of the family's variant, [K].
         """
         weights: list[Doubles] = []
         families: list[int] = []
@@ -124,8 +123,8 @@ class DefectSpec(Synthesis):
         return upper, np.array(families), np.array(variants)
 
     def _weigh(self, member: Family) -> float:
-        # Divided once at the end, as with one family: a weight that is rounded twice may choose
-        # another form.
+        # Divided once at the end, as with one family, because a weight that is rounded twice may
+        # choose another variant.
         return 1.0 if len(self.members) == 1 else member.weight / sum(member.variants)
 
     @cached_property
@@ -150,12 +149,12 @@ class DefectSpec(Synthesis):
 
     @cached_property
     def shape_draws(self) -> int:
-        """Random numbers for the shape of a defect."""
+        """Number of random numbers for the shape of a defect."""
         return max(member.draws for member in self.members)
 
 
 class Group(NamedTuple):
-    """Defects of a plan that are drawn together: from `start` to `stop`, in windows of one size."""
+    """Defects ``start:stop`` of a plan, which are drawn together in windows of one size."""
 
     family: int
     height_px: int
@@ -166,21 +165,19 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DefectPlan:
-    """N defects of a batch, in NumPy arrays, or in tensors on the device where they will be drawn.
+    """N defects of a batch, in NumPy arrays or in tensors on the device that will draw them.
 
     Args:
         row: [N] int64, the sample in the batch.
         y: [N] float32, center in px from the top.
         x: [N] float32, center in px from the left.
         family: [N] int64, number of the family in the specification.
-        amplitude: [N] float32, signed strength, in the unit that the specification says for the
-            family.
-        channels: [N, C] bool, the channels that carry the defect.
-        is_true: [N] bool, True where it belongs to the mask.
+        amplitude: [N] float32, signed strength, in the family's unit of the specification.
+        channels: [N, C] bool, the channels that show the defect.
+        is_true: [N] bool, True if the defect belongs to the mask.
         values: [N, DRAWS] float32, the family's parameters in their order.
-        groups: Groups that are drawn together; the defects lie in the order of the groups, and in
-            each by sample.
-        spec: The specification that the defects were drawn from.
+        groups: Groups that are drawn together; defects are sorted by group, then by sample.
+        spec: Specification that the defects were drawn from.
     """
 
     row: Any
@@ -203,10 +200,10 @@ class DefectPlan:
         return {name: getattr(self, name) for name in names}
 
     def to(self, device: "torch.device | str", *, non_blocking: bool = True) -> "DefectPlan":
-        """Return the plan with tensors on a device, which takes one copy.
+        """Return the plan with tensors on a device, using a single copy.
 
         Args:
-            device: The device.
+            device: Target device.
             non_blocking: Do not wait for the copy.
         """
         import torch
@@ -222,7 +219,7 @@ class DefectPlan:
         """Return the plan of some of the defects.
 
         Args:
-            chosen: [N] bool, on the host.
+            chosen: [N] bool on the host, True for the defects to keep.
         """
         groups = []
         start = 0
@@ -235,7 +232,7 @@ class DefectPlan:
         return replace(self, groups=tuple(groups), **arrays)
 
     def slice_samples(self, start: int, stop: int) -> "DefectPlan":
-        """Return the plan of the samples from `start` to `stop` alone, counted from 0."""
+        """Return the plan of the samples ``start:stop`` alone, renumbered from 0."""
         row = self.row if isinstance(self.row, np.ndarray) else self.row.cpu().numpy()
         some = self.select((row >= start) & (row < stop))
         return replace(some, row=some.row - start)
@@ -247,16 +244,16 @@ def sample_plan(
     """Draw the defects of a batch; each sample's are a pure function of (seed, epoch, its index).
 
     Args:
-        spec: The distribution.
-        seed: 0 <= seed < 2**64.
-        epoch: The epoch, 0 for stages that must not change.
+        spec: Distribution of the defects.
+        seed: Seed, 0 <= seed < 2**64.
+        epoch: Number of the epoch; 0 for stages that must not change.
         index: [B] sample indices.
         shape: (C, H, W) of a sample; channel 0 is the target, the others are references.
     """
     channels, height_px, width_px = shape
     draws = uniform(seed, Stream.DEFECTS, index, epoch, spec.draws)
     present, is_true = _draw_counts(spec, draws[:, :SAMPLE_DRAWS], has_references=channels > 1)
-    # Every sample draws for the most defects: those it has do not depend on how many they are.
+    # Every sample draws for the largest number of defects, so none depends on their number.
     defect_draws = _of_each(draws[:, SAMPLE_DRAWS:], present, DEFECT_DRAWS)
     down, across, kind_level, strength_level, sign, carrier = defect_draws.T
     shape_draws = defect_draws
@@ -264,7 +261,7 @@ def sample_plan(
         count = spec.shape_draws * spec.count[1]
         all_draws = uniform(seed, Stream.SHAPES, index, epoch, count)
         shape_draws = _of_each(all_draws, present, spec.shape_draws)
-    # A kind is one form of one family; its weight is an interval of [0, 1).
+    # A kind is one variant of one family; its weight is an interval of [0, 1).
     upper, families, variants = spec.kinds
     kind = np.searchsorted(upper, kind_level, side="right")
     family = families[kind]
@@ -292,7 +289,7 @@ def sample_plan(
 def copy_packed(
     tensors: "Mapping[str, torch.Tensor]", device: "torch.device", non_blocking: bool
 ) -> "dict[str, torch.Tensor]":
-    """Return the same tensors on a device by a single copy.
+    """Return the same tensors on a device, using a single copy.
 
     Every number in a plan is exact in float32.
     """
@@ -315,7 +312,7 @@ def copy_packed(
 
 @lru_cache
 def distractor_patterns(channels: int) -> Bools:
-    """Return every set of channels of a distractor: target with references, or one reference.
+    """Return every possible set of channels of a distractor: target and references, or one reference.
 
     Args:
         channels: Number of channels, the first of which is the target.
@@ -323,7 +320,7 @@ def distractor_patterns(channels: int) -> Bools:
     Returns:
         [P, C] bool; P is 0 for a single channel.
     """
-    # A single reference or target with references: what a comparison tells apart.
+    # A single reference, or the target with references: the cases that a comparison distinguishes.
     patterns = []
     for pattern in itertools.product((False, True), repeat=channels):
         in_target, *in_references = pattern
@@ -333,7 +330,7 @@ def distractor_patterns(channels: int) -> Bools:
 
 
 def _draw_counts(spec: DefectSpec, draws: Floats, *, has_references: bool) -> tuple[Bools, Bools]:
-    """Return [B, most] which defects a sample has, and which of them are true ones."""
+    """Return masks [B, most] of the defects that each sample has, and of the true ones."""
     slot = np.arange(spec.count[1])
     is_true = slot < _integer(draws[:, 2:3], spec.true_count)
     # The first slots are true defects, those that follow distractors.
@@ -344,7 +341,7 @@ def _draw_counts(spec: DefectSpec, draws: Floats, *, has_references: bool) -> tu
 
 
 def _of_each(draws: Floats, present: Bools, count: int) -> Floats:
-    """Return the numbers of each defect that is present, [N, count], of [B, most * count]."""
+    """Return the numbers of each present defect, [N, count], from [B, most * count]."""
     drawn: Floats = draws.reshape(*present.shape, count)[present]
     return drawn
 
@@ -355,14 +352,14 @@ def _integer(draws: Floats, bounds: tuple[int, int]) -> Ints:
 
 
 def _place(draws: Floats, length_px: int, subpixel: bool) -> Floats:
-    # Centres lie on a grid, so that the kernels of spots can be computed once.
+    # Centers are on a grid, so that the kernels of spots can be computed once.
     steps = SUBPIXELS if subpixel else 1
     placed: Floats = np.floor(draws * np.float32(length_px * steps)) / np.float32(steps)
     return placed
 
 
 def _draw_strength(spec: DefectSpec, family: Ints, draws: Floats, signs: Floats) -> Floats:
-    """Return [N] signed strengths."""
+    """Return the signed strengths, [N]."""
     low, span = spec.strengths
     sign = np.where(signs < spec.bright_fraction, np.float32(1), np.float32(-1))
     strength: Floats = sign * (low[family] + draws * span[family])
@@ -387,7 +384,7 @@ def _draw_shapes(
     x: Floats,
     shape_px: Size,
 ) -> _Shapes:
-    """Return the shape of each defect, as its family draws it around the center."""
+    """Return the shape of each defect, which its family draws around the center."""
     count = len(family)
     values, windows = np.zeros((count, DRAWS), np.float32), np.empty((count, 2), np.int64)
     shapes = _Shapes(y.copy(), x.copy(), values, windows)
@@ -404,7 +401,7 @@ def _draw_shapes(
 
 
 def _group(family: Ints, windows_px: Ints) -> tuple[Ints | None, tuple[Group, ...]]:
-    """Return the groups, and the order in which their defects lie together; None as they lie."""
+    """Return the groups, and the order that sorts defects by group; None if they are sorted."""
     if not len(family):
         return None, ()
     # One whole number for family and window, so that one sort is enough.

@@ -1,4 +1,4 @@
-"""Renderer of a plan: effects on pixels, drawn or annotated on the device of the images."""
+"""Renderer of a plan, which draws or annotates its effects on the device of the images."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,23 +15,23 @@ from lit_data.synthesis.windows import Pixels, Surroundings, Windows
 
 UNIT = ValueRange()
 WORTH_PX = 2**15
-"""Pixels that are computed in the time that a group takes beyond its pixels, on a CPU."""
+"""Number of pixels that a CPU computes in the time of a group's overhead."""
 _STANDS_OUT = 3.0
-"""Change that stands out from noise, in standard deviations of it."""
+"""Smallest change that stands out from noise, in standard deviations of the noise."""
 CACHED_PX = 2**18
-"""More pixels at once do not stay in the caches of a CPU, and take twice the time each."""
+"""Number of pixels above which they leave the caches of a CPU and take twice the time each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Touches:
-    """K pixels that the defects of a plan touch; one pixel may be touched by several.
+    """K pixels that the defects of a plan touch; several defects may touch one pixel.
 
     Attributes:
         defect: [K] int64, number of the defect in the plan.
         pixel: [K] int64, number of the pixel in the target, see `Canvas.find`.
-        steps: [K, C] float32 that the defect adds, in pixel values.
-        change: [K, J] float32 in units of the 0..1 value range: the change within the value range.
-        shows: [K, J] bool, True where the change can be seen, so that a mask holds the pixel.
+        steps: [K, C] float32, pixel values that the defect adds.
+        change: [K, J] float32, change after clipping, in units of the 0..1 value range.
+        shows: [K, J] bool, True if the change is visible, so that the pixel is in a mask.
     """
 
     defect: Tensor
@@ -42,29 +42,29 @@ class Touches:
 
 
 def find_touches(canvas: Canvas, plan: DefectPlan, *, judged: slice = slice(0, 1)) -> Touches:
-    """Find the effects of a plan; nothing is written.
+    """Return the effects of a plan without drawing them.
 
     Args:
-        canvas: The images.
+        canvas: Pixels of the images.
         plan: N > 0 defects, with tensors on the device of the images.
-        judged: The channels J whose visible changes are found; by default the target.
+        judged: Channels J whose visible changes are found; by default the target.
     """
-    # Measured before anything is drawn, as all defects see the clean image.
+    # Measured before anything is drawn, because all defects refer to the clean image.
     surroundings = Surroundings(canvas, plan.row, plan.y, plan.x)
     strengths = _find_strengths(surroundings, plan)
     if canvas.device.type == "cpu":
         groups = list(split_windows(merge_windows(plan.groups, most_px=WORTH_PX)))
     else:
         groups = merge_windows(plan.groups, most_px=sys.maxsize)
-    # Groups are small enough for the caches of a CPU; a device takes as few as it can.
+    # Groups are small enough for the caches of a CPU; a device uses as few as possible.
     parts = [_touch(surroundings, strengths, plan, group, judged) for group in groups]
     return Touches(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
 def _find_strengths(surroundings: Surroundings, plan: DefectPlan) -> tuple[Tensor, Tensor]:
-    """Return [N] signed strengths in units of 0..1: as planned, and turned inwards.
+    """Return signed strengths [N] in units of 0..1, both as planned and turned inward.
 
-    Turned inwards means negated where the center of the target would leave the value range.
+    Turned inward means negated if the center of the target would leave the value range.
     """
     canvas = surroundings.canvas
     strength = plan.amplitude
@@ -111,24 +111,24 @@ def _touch(
 
 
 def _see(family: Family, pixels: Pixels, change: Tensor, least_change: float) -> Tensor:
-    """Return which pixels show their defect: [K, J] bool."""
-    # A device computes all pixels of the windows, also those that nothing covers.
+    """Return True for the pixels that show their defect, [K, J] bool."""
+    # A device computes all pixels of the windows, even uncovered ones.
     covered = (pixels.cover != 0)[:, None]
     if family.marks_all:
         return covered.expand_as(change)
     shows = covered & (change >= least_change)
     if not family.replaces:
         return shows
-    # One noise in place of another changes pixels by 1.4 of its standard deviations, root mean
-    # square.
+    # Replacing noise by other noise changes pixels by 1.4 of its standard deviations (root mean
+    # square).
     noise = pixels.of_each(pixels.windows.noise)[:, None]
     return shows & (pixels.spread_out(change) >= _STANDS_OUT * noise)
 
 
 def merge_windows(groups: Sequence[Group], most_px: int) -> list[Group]:
-    """Merge groups of square windows of one family that then have at most `most_px` pixels more.
+    """Merge groups of square windows of one family if that adds at most `most_px` pixels.
 
-    A device would always rather compute more pixels than start more kernels.
+    On a device, computing more pixels is always faster than starting more kernels.
     """
     merged: list[Group] = []
     for group in groups:
@@ -153,7 +153,7 @@ def _can_merge(last: Group, group: Group, most_px: int) -> bool:
 
 
 def split_windows(groups: Sequence[Group]) -> Iterator[Group]:
-    """Yield the same in groups of at most `CACHED_PX` pixels, or one window."""
+    """Yield the same defects in groups of at most `CACHED_PX` pixels, or of one window."""
     for group in groups:
         step = max(1, CACHED_PX // (group.height_px * group.width_px))
         for start in range(group.start, group.stop, step):
@@ -165,11 +165,11 @@ class Annotations:
     """Effects of a plan on a batch.
 
     Attributes:
-        labels: [B, C, H, W] int32: for each channel the number of the defect in the plan, counted
-            from 1, that visibly changes the pixel; 0 for none, the last one where several do.
+        labels: [B, C, H, W] int32, for each channel the number in the plan, counted from 1, of the
+            defect that visibly changes the pixel; 0 for none, the last one if there are several.
         change: [N] float32, mean change of the pixels that show the defect, in units of the 0..1
             value range.
-        severity: [N] float32, the same in standard deviations of the noise around the defect.
+        severity: [N] float32, that change in standard deviations of the noise around the defect.
     """
 
     labels: Tensor
@@ -179,7 +179,7 @@ class Annotations:
 
 @torch.no_grad()
 def annotate(images: Tensor, plan: DefectPlan, values: ValueRange) -> Annotations:
-    """Find the changes that `render` would make; nothing is drawn.
+    """Return the changes that `render` would make, without drawing them.
 
     Args:
         images: [B, C, H, W] clean images of any dtype that holds the value range, contiguous.
@@ -194,7 +194,7 @@ def annotate(images: Tensor, plan: DefectPlan, values: ValueRange) -> Annotation
     touches = find_touches(canvas, plan, judged=slice(None))
     index = touches.pixel[:, None] + canvas.planes
     shows = touches.shows & plan.channels[touches.defect]
-    # The largest number wins, whatever the order of the threads of a device.
+    # The largest number is kept, regardless of the order of a device's threads.
     number = ((touches.defect + 1)[:, None] * shows).to(torch.int32)
     labels.view(-1).scatter_reduce_(0, index.view(-1), number.view(-1), "amax")
     pixels = torch.zeros_like(change).index_add_(0, touches.defect, shows.sum(1).float())
@@ -206,10 +206,10 @@ def annotate(images: Tensor, plan: DefectPlan, values: ValueRange) -> Annotation
 def render(images: Tensor, plan: DefectPlan, values: ValueRange = UNIT) -> tuple[Tensor, Tensor]:
     """Add the planned defects to a batch; only the pixels of each defect's window are touched.
 
-    Every defect changes the images as they were before any was drawn, and the changes of all are
-    added, so their order does not matter. A defect that would leave the value range at its
-    center in the target (a dark one on black, a bright one on white) gets the opposite sign: the
-    mask never marks what cannot be seen.
+    Every defect is computed from the clean images, and all changes are added, so their order does
+    not matter. A defect that would leave the value range at its center in the target (a dark one on
+    black, a bright one on white) gets the opposite sign, so the mask never marks what is not
+    visible.
 
     Args:
         images: [B, C, H, W] float32, contiguous; changed in place.
@@ -228,7 +228,7 @@ def render(images: Tensor, plan: DefectPlan, values: ValueRange = UNIT) -> tuple
 
 @torch.no_grad()
 def draw(images: Tensor, masks: Tensor, plan: DefectPlan, values: ValueRange) -> None:
-    """Do the same as `render` into existing masks, for images of any dtype of the value range.
+    """Do the same as `render` with existing masks, for images of any supported dtype.
 
     Args:
         images: [B, C, H, W] uint8, uint16, int16 or float32, contiguous; changed in place.
@@ -247,7 +247,7 @@ def draw(images: Tensor, masks: Tensor, plan: DefectPlan, values: ValueRange) ->
 
 @torch.no_grad()
 def draw_boxes(images: Tensor, plan: DefectPlan, values: ValueRange) -> Tensor:
-    """Draw as `draw` does, and return the box around the pixels that show each defect in the target.
+    """Draw like `draw`, and return the box of the pixels that show each defect in the target.
 
     Args:
         images: [B, C, H, W] uint8, uint16, int16 or float32, contiguous; changed in place.
@@ -255,8 +255,8 @@ def draw_boxes(images: Tensor, plan: DefectPlan, values: ValueRange) -> Tensor:
         values: The value range of the images.
 
     Returns:
-        [N, 4] int64 (left, top, right, bottom) px, ends excluded; right and bottom are 0 where no
-        pixel shows the defect.
+        Boxes [N, 4] int64 (left, top, right, bottom) in px, ends excluded; right and bottom are 0
+        if no pixel shows the defect.
     """
     canvas = Canvas(images, values)
     plan = plan.to(images.device)
@@ -272,19 +272,19 @@ def draw_boxes(images: Tensor, plan: DefectPlan, values: ValueRange) -> Tensor:
 
 
 def _add_steps(canvas: Canvas, plan: DefectPlan, touches: Touches) -> None:
-    """Add the defects to the channels that carry them."""
+    """Add the defects to the channels that show them."""
     carried = plan.channels[touches.defect]
     if canvas.device.type == "cpu":
         touch, channel = torch.nonzero(carried, as_tuple=True)
         canvas.add(touches.pixel[touch] + canvas.planes[channel], touches.steps[touch, channel])
     else:
-        # The number of those pixels would have to be waited for: 0 is added to the others.
+        # Selecting those pixels would wait for their number, so 0 is added to the others.
         index = touches.pixel[:, None] + canvas.planes
         canvas.add(index.view(-1), (touches.steps * carried).view(-1))
 
 
 def _mark(masks: Tensor, canvas: Canvas, plan: DefectPlan, touches: Touches) -> None:
-    """Set the masks where true defects show; a mask has one channel in place of all."""
+    """Set the masks where true defects are visible; a mask has one channel for all channels."""
     other_channels_px = (canvas.channels - 1) * canvas.height_px * canvas.width_px
     index = touches.pixel - plan.row[touches.defect] * other_channels_px
     marked = touches.shows[:, 0] & plan.is_true[touches.defect]

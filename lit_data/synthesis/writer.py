@@ -1,6 +1,6 @@
-"""Defects that workers draw into stored pixels, spots by NumPy alone.
+"""Defects that workers draw into stored pixels, with NumPy alone for spots.
 
-`lit_data.datasets.patches.PatchWriter` says what a writer is.
+`lit_data.datasets.patches.PatchWriter` describes writers.
 """
 
 import threading
@@ -23,14 +23,14 @@ _memory = threading.local()
 
 @dataclass(frozen=True, slots=True)
 class DefectWriter:
-    """Defects of patches of an integer dtype; the same as drawn on the device, to the byte.
+    """Draws defects into patches of an integer dtype, byte-identical to those drawn on a device.
 
     Samples hold ``mask`` [1, h, w] uint8.
 
     Args:
-        spec: The distribution.
-        seed: 0 <= seed < 2**64.
-        values: Value range of the pixels, of whole numbers.
+        spec: Distribution of the defects.
+        seed: Seed, 0 <= seed < 2**64.
+        values: Value range of the pixels, in integers.
     """
 
     spec: DefectSpec
@@ -38,14 +38,14 @@ class DefectWriter:
     values: ValueRange
 
     def describe(self, size_px: Size) -> Mapping[str, FieldSpec]:
-        """Return the fields that samples of (height, width) hold beside ``image``."""
+        """Return the fields that samples of (height, width) hold besides ``image``."""
         return {"mask": FieldSpec((1, *size_px), "uint8")}
 
     def write_into(self, rows: Mapping[str, Array], index: Ints, epoch: int) -> None:
-        """Draw into ``image`` and ``mask`` of samples, by the numbers of their random streams."""
+        """Draw into ``image`` and ``mask`` of samples, using their own random streams."""
         images, masks = rows["image"], rows["mask"]
         plan = sample_plan(self.spec, self.seed, epoch, index, images.shape[1:])
-        masks[...] = 0  # rows are used again from batch to batch
+        masks[...] = 0  # rows are reused from batch to batch
         if self.spec.has_plain_spots_only:
             draw_spots(images, masks, plan, self.values)
         else:
@@ -53,13 +53,13 @@ class DefectWriter:
 
 
 def draw_spots(images: Array, masks: Array, plan: DefectPlan, values: ValueRange) -> None:
-    """Add planned spots; the same pixels to the byte as `lit_data.synthesis.render` gives.
+    """Draw planned spots, byte-identical to those of `lit_data.synthesis.render`.
 
     Args:
         images: [M, C, H, W] of an integer dtype, contiguous; changed in place.
         masks: [M, 1, H, W] uint8, all 0, contiguous; set to 1 within the windows of true defects.
         plan: Defects for these M samples, all of the family `Spot`.
-        values: The value range of the images, of whole numbers.
+        values: Value range of the images, in integers.
     """
     if not len(plan):
         return
@@ -69,13 +69,13 @@ def draw_spots(images: Array, masks: Array, plan: DefectPlan, values: ValueRange
     columns = left[:, None] + np.arange(kernels.shape[2])
     row_inside = (rows >= 0) & (rows < height)
     column_inside = (columns >= 0) & (columns < width)
-    # A kernel is 0 outside of its own window, which may be smaller than the largest.
+    # A kernel is 0 outside its own window, which may be smaller than the largest one.
     touched = row_inside[:, :, None] & column_inside[:, None, :] & (kernels > 0)
     pixel = rows[:, :, None] * width + columns[:, None, :]
 
     amplitude = _turn_inwards(images, plan, values)
     steps = np.rint(kernels * amplitude[:, None, None] * np.float32(values.scale)).astype(np.int32)
-    # Once for each channel that carries the defect.
+    # Once for each channel that shows the defect.
     defect, channel = np.nonzero(plan.channels)
     plane = (plan.row[defect] * channels + channel) * (height * width)
     index = plane[:, None, None] + pixel[defect]
@@ -106,7 +106,7 @@ def _place_kernels(
 
 
 def _turn_inwards(images: Array, plan: DefectPlan, values: ValueRange) -> Floats:
-    """Return [N] amplitudes, negated where the peak would leave the range."""
+    """Return amplitudes [N], negated if the peak would leave the value range."""
     height, width = images.shape[-2:]
     # At the pixel nearest to the centre, which may lie half a pixel behind the last one.
     y = np.minimum(np.floor(plan.y + np.float32(0.5)).astype(np.int64), height - 1)
@@ -119,7 +119,7 @@ def _turn_inwards(images: Array, plan: DefectPlan, values: ValueRange) -> Floats
 
 
 def _add(flat: Array, index: Ints, steps: NDArray[np.int32], values: ValueRange) -> None:
-    """Add steps where windows may overlap: the sum over all of them first, the bounds last."""
+    """Add steps of windows that may overlap; all steps are summed first, and clipped last."""
     low, high = int(values.bounds[0]), int(values.bounds[1])
     sums = _zeros(flat.size)
     np.add.at(sums, index, steps)
@@ -129,9 +129,9 @@ def _add(flat: Array, index: Ints, steps: NDArray[np.int32], values: ValueRange)
 
 
 def _zeros(size: int) -> NDArray[np.int32]:
-    """Return zeros that this thread keeps, to be left zero.
+    """Return zeros that this thread keeps, which callers must leave zero.
 
-    Clearing planes as large as the batch would cost more than drawing.
+    Clearing planes as large as the batch would take longer than drawing.
     """
     zeros: NDArray[np.int32] | None = getattr(_memory, "zeros", None)
     if zeros is None or zeros.size < size:

@@ -26,15 +26,15 @@ _CLASSES: tuple[type[Family], ...] = (
     Blur,
 )
 FAMILIES: Mapping[str, type[Family]] = {family.name: family for family in _CLASSES}
-"""A family keeps its name for ever: it is its class in exported annotations."""
+"""Families by name. A name never changes, because it is the class in exported annotations."""
 
 
 def build_families(specs: Mapping[str, Any] | tuple[Family, ...]) -> tuple[Family, ...]:
     """Build families from their names.
 
     Args:
-        specs: For each name the options of its class, a family, or none to leave it out; or
-            families.
+        specs: For each name the options of its class, a family, or None to leave it out; or a tuple
+            of families.
 
     Raises:
         ConfigError: A name or an option is unknown, or nothing is left.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lit_data.synthesis.windows import Pixels, Windows
 
 DRAWS = 8
-"""Random numbers for the shape of a defect, and the most parameters of a family."""
+"""Number of random numbers for the shape of a defect, and largest number of a family's parameters."""
 
 _SIZES = ("size_px", "length_px", "width_px", "radius_px", "sigma_px", "beat_px")
 _LIMITS: dict[str, tuple[float, float]] = {
@@ -36,23 +36,23 @@ Range = tuple[float, float]
 Drawn = dict[str, Floats]
 """Drawn parameters by name, [n] each, on the host."""
 Parameters = dict[str, "Tensor"]
-"""The same on the device of the images, [n, 1, 1] each."""
+"""Drawn parameters on the device of the images, [n, 1, 1] each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family(ABC):
     """One kind of defect.
 
-    A family says which parameters a defect has (`sample`, on the host, NumPy), how large a window
-    they need (`window_px`), the coverage of the pixels of that window, and the change of those
-    (`cover` and `change`, on the device of the images).
+    A family defines the parameters of a defect (`sample`, on the host, in NumPy), the size of its
+    window (`window_px`), and the coverage and change of the pixels in that window (`cover` and
+    `change`, on the device of the images).
 
     Args:
         weight: Frequency of this family, relative to the others.
-        amplitude: Smallest and largest strength, in units of the 0..1 value range; none takes that
+        amplitude: Smallest and largest strength, in units of the 0..1 value range; None uses that
             of the specification.
-        contrast: The same in standard deviations of the noise around the defect; it replaces
-            `amplitude`.
+        contrast: Smallest and largest strength in standard deviations of the noise around the
+            defect; it replaces `amplitude`.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -64,15 +64,15 @@ class Family(ABC):
 
     name: ClassVar[str]
     parameters: ClassVar[tuple[str, ...]]
-    """Names of the columns that `sample` returns, `DRAWS` at most."""
+    """Names of the columns that `sample` returns, at most `DRAWS`."""
     draws: ClassVar[int] = DRAWS
-    """Random numbers that `sample` uses."""
+    """Number of random numbers that `sample` uses."""
     turns_inwards: ClassVar[bool] = False
-    """The sign changes where the center would leave the value range."""
+    """True if the sign changes when the center would leave the value range."""
     marks_all: ClassVar[bool] = False
-    """The mask holds every pixel that is covered at all, and not only those that change visibly."""
+    """True if the mask holds every covered pixel, not only those that change visibly."""
     replaces: ClassVar[bool] = False
-    """Pixels are replaced by others, noise and all: a change must stand out from that noise."""
+    """True if pixels are replaced by others with their noise, which a change must then exceed."""
 
     def __post_init__(self) -> None:
         """Accept lists, as a configuration gives them, and check every range and the weight."""
@@ -84,7 +84,7 @@ class Family(ABC):
         for field in fields(self):
             value = getattr(self, field.name)
             default = field.default
-            # Strengths have no default to tell their kind by.
+            # Strengths have no default that would show their type.
             is_strength = field.name in ("amplitude", "contrast") and value is not None
             is_range = isinstance(default, tuple) and isinstance(default[0], int | float)
             if is_strength or is_range:
@@ -98,14 +98,14 @@ class Family(ABC):
         return (1.0,)
 
     def sample(self, draws: Floats, variant: Ints) -> Drawn:
-        """Return the parameters of n defects: by default evenly over the ranges of their names.
+        """Return the parameters of n defects, by default uniform over the ranges of their names.
 
         Args:
             draws: [n, DRAWS] in [0, 1).
-            variant: [n] numbers of `variants`.
+            variant: [n] indices into `variants`.
 
         Returns:
-            [n] for each of `parameters`.
+            An array [n] for each of `parameters`.
         """
         drawn = {}
         for column, name in enumerate(self.parameters):
@@ -114,7 +114,7 @@ class Family(ABC):
 
     @abstractmethod
     def window_px(self, parameters: Drawn, shape_px: Size) -> Ints:
-        """Return the window of each defect: [n, 2] (height, width), or [2] for all of them."""
+        """Return the window sizes of the defects, [n, 2] (height, width), or [2] for all of them."""
 
     def place(
         self, y: Floats, x: Floats, parameters: Drawn, shape_px: Size
@@ -127,23 +127,23 @@ class Family(ABC):
         """Return the coverage of each pixel.
 
         Args:
-            windows: The windows of n defects.
-            parameters: Their parameters.
+            windows: Windows of n defects.
+            parameters: Parameters of the defects.
 
         Returns:
-            [n, h, w] float32 in 0..1, or in -1..1 for defects that brighten on one side and darken
-            on the other.
+            Coverage [n, h, w] float32 in 0..1, or in -1..1 for defects that brighten on one side
+            and darken on the other.
         """
 
     def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
-        """Return the numbers to add to covered pixels: by default strength times coverage.
+        """Return the numbers to add to covered pixels, by default strength times coverage.
 
         Args:
             pixels: K pixels.
             parameters: Parameters of the defects, see `Pixels.of_each`.
 
         Returns:
-            [K, C] float32 in units of the 0..1 value range; or [K, 1], the same for all channels.
+            Changes [K, C] float32 in units of the 0..1 value range, or [K, 1] for all channels.
         """
         return (pixels.strength * pixels.cover)[:, None]
 
@@ -156,7 +156,7 @@ def check_range(
     """Return (smallest, largest) if they are in order, not negative, and within the limits.
 
     Raises:
-        ConfigError: They are not.
+        ConfigError: The bounds are not valid.
     """
     pair = tuple(bounds) if isinstance(bounds, Sequence) else (bounds,)
     is_pair = len(pair) == 2 and all(isinstance(bound, Real) for bound in pair)
@@ -172,11 +172,11 @@ def check_range(
 
 @lru_cache(maxsize=32)
 def load_on(device: "torch.device", load: Callable[..., Floats], *arguments: Any) -> "Tensor":  # noqa: ANN401 - those of `load`
-    """Return an array that families read from, copied to a device once.
+    """Return an array that families read from, which is copied to a device once.
 
     Args:
-        device: The device.
-        load: Makes the array.
+        device: Target device.
+        load: Function that makes the array.
         arguments: Hashable arguments of `load`.
     """
     import torch
@@ -186,24 +186,24 @@ def load_on(device: "torch.device", load: Callable[..., Floats], *arguments: Any
 
 
 def find_extreme(pixels: "Tensor", strength: "Tensor") -> "Tensor":
-    """Return the brightest of J pixels for a positive strength, else the darkest: [n, C].
+    """Return the brightest of J pixels for a positive strength, else the darkest, [n, C].
 
     Args:
-        pixels: [n, J, C].
-        strength: [n], signed.
+        pixels: Pixels [n, J, C].
+        strength: Signed strengths [n].
     """
     sign = strength.sign()[:, None]
     return (pixels * sign[..., None]).amax(1) * sign
 
 
 def spread(draws: Floats, bounds: Range) -> Floats:
-    """Spread uniform numbers in [0, 1) between bounds."""
+    """Scale uniform numbers in [0, 1) to the range between bounds."""
     low, high = bounds
     return np.float32(low) + draws * np.float32(high - low)
 
 
 def square_window(half_px: NDArray[np.floating]) -> Ints:
-    """Return square windows that reach `half_px` from their center, of few sizes: [n, 2]."""
+    """Return sizes of square windows that reach `half_px` from their center, [n, 2], of few sizes."""
     # Odd, so that the exponent is that of the next power of 2.
     least_px = 2 * np.ceil(half_px + 0.5) + 1
     _, exponent = np.frexp(least_px)
@@ -212,5 +212,5 @@ def square_window(half_px: NDArray[np.floating]) -> Ints:
 
 
 def band(distance_px: "Tensor", half_width_px: "Tensor") -> "Tensor":
-    """Return the coverage of a band around a line: 1 inside, 0 outside, an edge of one pixel."""
+    """Return the coverage of a band around a line: 1 inside, 0 outside, with an edge of one pixel."""
     return (half_width_px + 0.5 - distance_px.abs()).clamp_(0, 1)

@@ -37,9 +37,9 @@ class Line(Family):
         weight: See `Family`.
         amplitude: Not used: the strength is `opacity`.
         contrast: Not used.
-        along: `rows`, `columns` or `both`; those of a line camera are columns.
-        width_px: Lines side by side, whole.
-        opacity: 1 is fully dead or hot.
+        along: `rows`, `columns` or `both`; a line camera has columns.
+        width_px: Whole number of adjacent lines.
+        opacity: Opacity of the line; 1 is fully dead or hot.
     """
 
     along: Along = "both"
@@ -50,7 +50,7 @@ class Line(Family):
     parameters: ClassVar[tuple[str, ...]] = ("is_column", "width_px", "opacity")
 
     def __post_init__(self) -> None:
-        """Check the direction too, and that widths are whole."""
+        """Also check the direction, and that widths are integers."""
         check_choice("line.along", self.along, get_args(Along))
         Family.__post_init__(self)
         if any(width < 1 or width % 1 for width in self.width_px):
@@ -80,7 +80,7 @@ class Line(Family):
     ) -> tuple[Floats, Floats]:
         is_column = parameters["is_column"] > 0
         middle_y, middle_x = np.float32(shape_px[0] // 2), np.float32(shape_px[1] // 2)
-        # A line of even width lies between two pixels.
+        # A line of even width has its center between two pixels.
         half = np.where(parameters["width_px"] % 2 == 0, np.float32(0.5), np.float32(0))
         centre_y = np.where(is_column, middle_y, np.floor(y) + half)
         centre_x = np.where(is_column, np.floor(x) + half, middle_x)
@@ -105,12 +105,12 @@ class Scratch(Family):
         weight: See `Family`.
         amplitude: See `Family`.
         contrast: See `Family`.
-        length_px: From end to end.
-        width_px: In the middle.
+        length_px: Length from end to end.
+        width_px: Width in the middle.
         bend_rad: Largest change of direction from end to end.
         taper: Fraction of the width that is lost at the ends, 0 to 1.
-        interrupted: Fraction of scratches that come and go along their way.
-        beat_px: Length of one piece of those, with its gap.
+        interrupted: Fraction of scratches with gaps.
+        beat_px: Length of one piece of these scratches with its gap.
     """
 
     length_px: Range = (10.0, 56.0)
@@ -133,7 +133,7 @@ class Scratch(Family):
     turns_inwards: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Check the fraction too."""
+        """Also check the fraction."""
         check_fraction("scratch.interrupted", self.interrupted)
         Family.__post_init__(self)
 
@@ -146,7 +146,7 @@ class Scratch(Family):
             "width_px": spread(draws[:, 1], self.width_px),
             "angle": draws[:, 2] * np.float32(np.pi),
             "bend": side * spread(draws[:, 3], self.bend_rad),
-            # Of the same draw as the side: its next bits.
+            # The next bits of the draw that chose the side.
             "swing": (draws[:, 4] * 4 % 2 - 1) * np.float32(self.bend_rad[1] / 2),
             "taper": spread(draws[:, 5], self.taper),
             "beat_px": np.where(is_solid, np.float32(0), spread(draws[:, 7], self.beat_px)),
@@ -154,7 +154,7 @@ class Scratch(Family):
 
     @override
     def window_px(self, parameters: Drawn, shape_px: Size) -> Ints:
-        # Distance of the ends from the centre, in lengths.
+        # distance of the ends from the center, in lengths
         end_distance = np.hypot(np.float32(0.5), parameters["bend"] / 8)
         return square_window(parameters["length_px"] * end_distance + parameters["width_px"] / 2)
 
@@ -164,8 +164,8 @@ class Scratch(Family):
         along, across = windows.turned(p["angle"])
         t = along / p["length_px"]  # -1/2 and 1/2 at the ends
         squared = t.square()
-        # A parabola for the bend, and a cubic that swings back: near enough to arcs, and cheap in
-        # closed form.
+        # A parabola for the bend, and a cubic for an S shape: close to arcs, with a cheap closed
+        # form.
         middle = p["length_px"] * (p["bend"] * squared / 2 + p["swing"] * t * (squared - 0.25))
         slope = p["bend"] * t + p["swing"] * (3 * squared - 0.25)
         distance = (across - middle) / (1 + slope.square()).sqrt_()
@@ -184,8 +184,8 @@ class ExtraStripe(Family):
         weight: See `Family`.
         amplitude: See `Family`.
         contrast: See `Family`.
-        length_px: Along the stripes.
-        width_px: Across them.
+        length_px: Length along the stripes.
+        width_px: Width across the stripes.
     """
 
     length_px: Range = (12.0, 56.0)
@@ -207,19 +207,20 @@ class ExtraStripe(Family):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StripeBreak(ExtraStripe):
-    """A stretch of a stripe where the ground shows through.
+    """A part of a stripe where the background shows through.
 
-    Bright stripes get the darkest value across, dark ones the brightest; their direction is found
-    in the image.
+    Bright stripes get the darkest value across the stripes, dark ones the brightest. The direction
+    of the stripes is found in the image.
 
     Args:
         weight: See `Family`.
         amplitude: Not used: the strength is `opacity`.
         contrast: Not used.
-        length_px: Along the stripes; more than the patch is long takes a stripe away.
-        width_px: Across them.
-        opacity: Fraction of the stripe that is gone.
-        reach_px: Distance across in which the ground is looked for; at least half that of stripes.
+        length_px: Length along the stripes; one larger than the patch removes a whole stripe.
+        width_px: Width across the stripes.
+        opacity: Fraction of the stripe's contrast that is removed.
+        reach_px: Distance across the stripes in which the background is searched; at least half the
+            distance between stripes.
     """
 
     length_px: Range = (3.0, 12.0)
@@ -233,7 +234,7 @@ class StripeBreak(ExtraStripe):
     replaces: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Check the reach too."""
+        """Also check the reach."""
         if self.reach_px < 1:
             raise ConfigError(f"stripe_break.reach_px={self.reach_px!r} must be at least 1")
         Family.__post_init__(self)

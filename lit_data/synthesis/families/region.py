@@ -1,4 +1,4 @@
-"""Families that change a region of a surface: its outlines, and what shows through them."""
+"""Families that change a region of a surface: outlines, and what shows inside them."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 TILE_PX = 64
 LEAST_AREA_PX = 9
-"""Smaller pieces of a mask say nothing of a shape."""
+"""Smallest piece of a mask that is used as a shape."""
 BORDER = 0.9
 """Fraction of a tile that the longer side of a shape takes."""
 
 WOBBLE = 0.25
-"""Distance that the edge of a blob strays, in fractions of its radius."""
+"""Deviation of a blob's edge, as a fraction of its radius."""
 
 FIELD_PX = 512
 CELL_PX = 32
@@ -49,7 +49,7 @@ REACH_PX = 2
 
 TEXTURE_PX = 256
 _STRIDE = 4
-"""The smooth field is read at every fourth pixel, else its bumps were larger than most defects."""
+"""Step between read pixels of the smooth field, whose bumps would exceed most defects otherwise."""
 
 
 @lru_cache(maxsize=8)
@@ -57,10 +57,10 @@ def load_shapes(folder: str) -> Floats:
     """Load every connected piece of every mask below a folder, each scaled to a tile.
 
     Args:
-        folder: PNG, TIFF, BMP or .npy masks, any depth; whatever is not 0 is defect.
+        folder: Folder of PNG, TIFF, BMP or .npy masks of any depth; every value but 0 is defect.
 
     Returns:
-        [S, TILE_PX, TILE_PX] float32 coverage in 0..1, in the order of the paths.
+        Coverage [S, TILE_PX, TILE_PX] float32 in 0..1, in the order of the paths.
 
     Raises:
         DataError: The folder is missing, or no mask in it has a piece of `LEAST_AREA_PX`.
@@ -86,7 +86,7 @@ def _cut_tiles(mask: Bools) -> list[Floats]:
     _, labels, boxes, _ = cv2.connectedComponentsWithStats(mask.astype(np.uint8), connectivity=8)
     tiles = []
     for number, (left, top, width, height, area) in enumerate(boxes.tolist()):
-        if number == 0 or area < LEAST_AREA_PX:  # 0 is the ground
+        if number == 0 or area < LEAST_AREA_PX:  # 0 is the background
             continue
         piece = labels[top : top + height, left : left + width] == number
         tiles.append(_fit(piece.astype(np.float32)))
@@ -94,14 +94,14 @@ def _cut_tiles(mask: Bools) -> list[Floats]:
 
 
 def _fit(piece: Floats) -> Floats:
-    """Scale a piece into the middle of a tile, so that its longer side takes `BORDER` of it."""
+    """Scale a piece to the center of a tile, so that its longer side takes `BORDER` of it."""
     import cv2
 
     scale = BORDER * TILE_PX / max(piece.shape)
     # An empty edge, into which the outline is interpolated.
     padded = np.pad(piece, 1)
     height, width = padded.shape
-    # Middle to middle; the place of a pixel is that of its own middle.
+    # center to center; the position of a pixel is that of its center
     down = (TILE_PX - 1) / 2 - scale * (height - 1) / 2
     across = (TILE_PX - 1) / 2 - scale * (width - 1) / 2
     matrix = np.array([[scale, 0, across], [0, scale, down]], np.float64)
@@ -113,8 +113,8 @@ def blob(windows: "Windows", p: Parameters, soft: float) -> "Tensor":
     """Return the coverage of an ellipse with a wavy edge.
 
     Args:
-        windows: The windows of n defects.
-        p: ``half_px`` and ``half_across_px`` (of the axes), ``angle``, ``seed_y`` and ``seed_x``.
+        windows: Windows of n defects.
+        p: ``half_px`` and ``half_across_px`` (half axes), ``angle``, ``seed_y`` and ``seed_x``.
         soft: Width of the edge in fractions of the smaller half axis; 0 is an edge of one pixel.
 
     Returns:
@@ -124,7 +124,7 @@ def blob(windows: "Windows", p: Parameters, soft: float) -> "Tensor":
     radius = ((along / p["half_px"]).square() + (across / p["half_across_px"]).square()).sqrt_()
     waves = look_up(windows, p["seed_y"], p["seed_x"], CELL_PX / p["half_px"])
     edge_px = (p["half_across_px"] * soft).clamp(min=1.0)
-    depth = 1 + WOBBLE * waves.clamp_(-2, 2) - radius  # in half axes, from the wavy edge inwards
+    depth = 1 + WOBBLE * waves.clamp_(-2, 2) - radius  # in half axes, from the wavy edge inward
     return (depth * p["half_across_px"] / edge_px + 0.5).clamp_(0, 1)
 
 
@@ -132,16 +132,16 @@ def real_shape(windows: "Windows", p: Parameters, folder: str) -> "Tensor":
     """Return the coverage of a real defect, turned and scaled.
 
     Args:
-        windows: The windows of n defects.
+        windows: Windows of n defects.
         p: ``half_px`` (of the longer side), ``angle``, and ``seed_y``, which chooses the shape.
-        folder: Of masks, see `lit_data.synthesis.families.region.load_shapes`.
+        folder: Folder of masks, see `lit_data.synthesis.families.region.load_shapes`.
 
     Returns:
         [n, h, w] in 0..1.
     """
     shapes = load_on(windows.device, load_shapes, folder)
     along, across = windows.turned(p["angle"])
-    # A tile spans one size of the shape, less its border.
+    # A tile is as large as the shape plus a border.
     column = (along * BORDER / p["half_px"] + 1) * (TILE_PX / 2)
     row = (across * BORDER / p["half_px"] + 1) * (TILE_PX / 2)
     inside = (column >= 0) & (column < TILE_PX) & (row >= 0) & (row < TILE_PX)
@@ -152,9 +152,9 @@ def real_shape(windows: "Windows", p: Parameters, folder: str) -> "Tensor":
 
 @lru_cache(maxsize=1)
 def smooth_field() -> Floats:
-    """Return gradient noise with three octaves, which repeats at its edges.
+    """Return gradient noise with three octaves that is periodic at its edges.
 
-    After Perlin, "An image synthesizer", SIGGRAPH 1985.
+    The method is that of Perlin, "An image synthesizer", SIGGRAPH 1985.
 
     Returns:
         [FIELD_PX, FIELD_PX] float32 with mean 0 and variance 1.
@@ -169,18 +169,18 @@ def smooth_field() -> Floats:
 
 
 def look_up(windows: "Windows", top: "Tensor", left: "Tensor", scale: "Tensor") -> "Tensor":
-    """Return the field in windows, at a place and scale of each.
+    """Return the field in windows, each with its own position and scale.
 
     Args:
-        windows: The windows of n defects.
-        top: [n, 1, 1] in [0, 1), a place in the field.
+        windows: Windows of n defects.
+        top: [n, 1, 1] in [0, 1), a position in the field.
         left: [n, 1, 1] in [0, 1).
         scale: [n, 1, 1] pixels of the field for each pixel of the image.
 
     Returns:
         [n, h, w] float32 with mean 0 and variance 1 over the whole field.
     """
-    # FIELD_PX more, as pixels left of the centre would be negative.
+    # plus FIELD_PX, because pixels left of the center would be negative
     rows = (top * FIELD_PX + (windows.y + FIELD_PX) * scale).long() % FIELD_PX
     columns = (left * FIELD_PX + (windows.x + FIELD_PX) * scale).long() % FIELD_PX
     pixels = rows * FIELD_PX + columns
@@ -189,7 +189,7 @@ def look_up(windows: "Windows", top: "Tensor", left: "Tensor", scale: "Tensor") 
 
 
 def _perlin(size_px: int, cell_px: int, octave: int) -> Doubles:
-    """Return one octave: at each corner of a cell a random slope, blended in between."""
+    """Return one octave, with a random slope at each corner of a cell and blending in between."""
     cells = size_px // cell_px
     angle = 2 * np.pi * uniform(octave, Stream.NOISE, np.arange(cells), 1, cells).astype(np.float64)
     # Unit vectors, so that all bumps are about equally steep.
@@ -218,9 +218,9 @@ class Region(Family):
         weight: See `Family`.
         amplitude: See `Family`.
         contrast: See `Family`.
-        size_px: Longer side.
-        elongation: Longer side over shorter one, for wavy outlines.
-        shapes_from: Folder of masks of real defects, whose pieces are the outlines; none draws wavy
+        size_px: Length of the longer side.
+        elongation: Ratio of the longer side to the shorter one, for wavy outlines.
+        shapes_from: Folder of masks of real defects, whose pieces are the outlines; None draws wavy
             ones.
     """
 
@@ -248,7 +248,7 @@ class Region(Family):
         if self.shapes_from is not None:
             return square_window(parameters["half_px"] * np.float32(np.sqrt(2)))
         half_px = parameters["half_px"]
-        # An edge of a pixel across is stretched along with the ellipse.
+        # An edge one pixel wide is stretched along with the ellipse.
         edge_px = np.maximum(half_px * self.soft, half_px / parameters["half_across_px"])
         return square_window(half_px * np.float32(1 + 2 * WOBBLE) + edge_px / 2)
 
@@ -261,7 +261,7 @@ class Region(Family):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blur(Region):
-    """A region seen through a Gaussian, which is cut at `REACH_PX`.
+    """A region that is blurred by a Gaussian, which is truncated at `REACH_PX`.
 
     Args:
         weight: See `Family`.
@@ -292,7 +292,7 @@ class Blur(Region):
         offset = torch.arange(2 * REACH_PX + 1, device=windows.device) - REACH_PX
         weights = (-(offset.square() / (2 * parameters["sigma_px"].square()))).exp_()
         weights = weights / weights.sum(2, keepdim=True)
-        # Whole windows: neighbours share nearly all that is read for them.
+        # Whole windows, because neighbors share nearly all the pixels read for them.
         blurred = windows.canvas.read_channels(windows.row, *windows.find_pixels(REACH_PX))
         for axis, length in enumerate(windows.size_px, start=1):
             total = blurred.new_zeros(())
@@ -308,7 +308,7 @@ class CutPaste(Region):
 
     Args:
         weight: See `Family`.
-        amplitude: Not used: the other place is what it is.
+        amplitude: Not used: the other place determines the strength.
         contrast: Not used.
         size_px: See `Region`.
         elongation: See `Region`.
@@ -326,7 +326,7 @@ class CutPaste(Region):
     def sample(self, draws: Floats, variant: Ints) -> Drawn:
         direction = draws[:, 5] * np.float32(2 * np.pi)
         distance = spread(draws[:, 6], self.distance_px)
-        # Whole pixels, so that nothing is interpolated and noise stays what it is.
+        # Whole pixels, so that nothing is interpolated and the noise does not change.
         shift = {
             "shift_y": np.rint(distance * np.sin(direction)),
             "shift_x": np.rint(distance * np.cos(direction)),
@@ -342,7 +342,7 @@ class CutPaste(Region):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shift(CutPaste):
-    """A region that was printed a few pixels out of place; arguments as for `CutPaste`."""
+    """A region printed a few pixels out of place; the arguments are those of `CutPaste`."""
 
     size_px: Range = (12.0, 40.0)
     distance_px: Range = (1.5, 4.0)
@@ -362,14 +362,14 @@ class Stain(Region):
 
 @lru_cache(maxsize=8)
 def load_textures(folder: str | None) -> Floats:
-    """Load the middle of every image below a folder: first channel, reflected where too small.
+    """Load the center of the first channel of every image below a folder, reflected if too small.
 
     Args:
-        folder: Images of any depth; none gives smooth noise.
+        folder: Folder of images of any depth; None gives smooth noise.
 
     Returns:
-        [T, TEXTURE_PX, TEXTURE_PX] float32 with mean 0 and variance 1 each, in the order of the
-        paths.
+        Textures [T, TEXTURE_PX, TEXTURE_PX] float32 with mean 0 and variance 1 each, in the order
+        of the paths.
 
     Raises:
         DataError: The folder is missing or holds no image.
@@ -384,7 +384,7 @@ def load_textures(folder: str | None) -> Floats:
 
 
 def _standardise(image: NDArray[np.generic]) -> Floats:
-    """Cut the middle out of an image, and give it mean 0 and variance 1."""
+    """Crop the center of an image, and scale it to mean 0 and variance 1."""
     pixels = image.astype(np.float32)
     for axis, length in enumerate(pixels.shape):
         start = max(0, length - TEXTURE_PX) // 2
@@ -396,17 +396,17 @@ def _standardise(image: NDArray[np.generic]) -> Floats:
 class Texture(Region):
     """A region with another texture of the same mean brightness, behind a mask of Perlin noise.
 
-    After Zavrtanik et al., "DRAEM", ICCV 2021: there the texture is an image of another data set
-    and the mask thresholded Perlin noise.
+    It follows Zavrtanik et al., "DRAEM", ICCV 2021, where the texture is an image of another data
+    set and the mask is thresholded Perlin noise.
 
     Args:
         weight: See `Family`.
-        amplitude: See `Family`; standard deviation of the texture.
+        amplitude: Standard deviation of the texture, see `Family`.
         contrast: See `Family`.
         size_px: See `Region`.
         elongation: See `Region`.
         shapes_from: See `Region`.
-        textures_from: Folder of images, of which random places are used; none uses smooth noise.
+        textures_from: Folder of images, of which random parts are used; None uses smooth noise.
     """
 
     textures_from: str | None = None
@@ -439,6 +439,6 @@ class Texture(Region):
 
 
 def _perlin_mask(windows: "Windows", p: Parameters) -> "Tensor":
-    """Return islands on three quarters of a surface, with edges of a pixel: [n, h, w] in 0..1."""
+    """Return islands that cover three quarters of a surface, with edges of a pixel, [n, h, w] in 0..1."""
     waves = look_up(windows, p["seed_x"], p["seed_y"], 2 * CELL_PX / p["half_px"])
     return (waves.add(0.67) * p["half_px"] / 2 + 0.5).clamp_(0, 1)

@@ -32,27 +32,27 @@ if TYPE_CHECKING:
 
 
 SUBPIXELS = 8
-"""Centres lie on a grid of 1/8 px, so that every kernel that can occur is computed once."""
+"""Steps per pixel of the grid of centers, so that every possible kernel is computed once."""
 
 _COMPASS_Y = (0, -1, -0.7, 0, 0.7, 1, 0.7, 0, -0.7)
 _COMPASS_X = (0, 0, 0.7, 1, 0.7, 0, -0.7, -1, -0.7)
-"""The middle of the disc and eight places around it."""
+"""The center of the disc and eight places around it."""
 
 _LEAST_SLOPE = 1 / 256
-"""Less of it cannot be seen in 8 bits."""
+"""Smallest slope that is visible in 8 bits."""
 _REACH_SIGMAS = 3.85
 """Distance at which the slope has fallen to that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotShape:
-    """A Gaussian spot cut to a window: the window is the extent that the mask marks.
+    """A Gaussian spot clipped to a window, which is the extent that the mask marks.
 
     Args:
         height_px: Window height.
         width_px: Window width.
-        sigma_y_px: Standard deviation along the rows' axis.
-        sigma_x_px: Standard deviation along the columns' axis.
+        sigma_y_px: Vertical standard deviation.
+        sigma_x_px: Horizontal standard deviation.
         weight: Frequency of this shape, relative to the others.
     """
 
@@ -71,7 +71,7 @@ class SpotShape:
 
 
 def window_start(size_px: int) -> int:
-    """Return the rows (or columns) from the pixel nearest to the center back to the first one."""
+    """Return the number of rows (or columns) before the pixel nearest to the center."""
     return (size_px - 1) // 2
 
 
@@ -80,14 +80,14 @@ def spot_kernels(shapes: tuple[SpotShape, ...]) -> Floats:
     """Return kernels of each shape at each sub-pixel center, padded to the largest window.
 
     A kernel is ``exp(-(dy^2 / (2 sigma_y^2) + dx^2 / (2 sigma_x^2)))`` with (dy, dx) measured from
-    the center, so its height at the center is 1. The center lies ``offset / SUBPIXELS - 1/2`` px
+    the center, so its height at the center is 1. The center is ``offset / SUBPIXELS - 1/2`` px
     from the nearest pixel, which is at `window_start` of the largest window for all shapes.
 
     Args:
-        shapes: The shapes.
+        shapes: Shapes of the spots.
 
     Returns:
-        [S, SUBPIXELS, SUBPIXELS, Kh, Kw] float32, by shape, vertical offset and horizontal offset.
+        Kernels [S, SUBPIXELS, SUBPIXELS, Kh, Kw] float32, by shape, vertical and horizontal offset.
     """
     height = max(shape.height_px for shape in shapes)
     width = max(shape.width_px for shape in shapes)
@@ -100,7 +100,7 @@ def spot_kernels(shapes: tuple[SpotShape, ...]) -> Floats:
 def _profile(window_px: int, size_px: int, sigma_px: float) -> Doubles:
     """Return one axis of a kernel at each offset, [SUBPIXELS, window_px].
 
-    It lies in the middle of the largest window.
+    It is centered in the largest window.
     """
     offset = np.arange(SUBPIXELS)[:, None] / SUBPIXELS - 0.5
     pixel = np.arange(window_px) - window_start(window_px)
@@ -111,11 +111,11 @@ def _profile(window_px: int, size_px: int, sigma_px: float) -> Doubles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spot(Family):
-    """A Gaussian spot cut to a small window, which is the extent that the mask marks.
+    """A Gaussian spot clipped to a small window, which is the extent that the mask marks.
 
     Args:
         weight: See `Family`.
-        amplitude: See `Family`; height of the peak.
+        amplitude: Height of the peak, see `Family`.
         contrast: See `Family`.
         shapes: The shapes to choose from; mappings with the fields of `SpotShape` are accepted.
     """
@@ -180,7 +180,7 @@ class Nick(Family):
         amplitude: Not used: the strength is `opacity`.
         contrast: Not used.
         radius_px: Radius of the disc.
-        opacity: Fraction of the edge that is gone.
+        opacity: Fraction of the edge that is removed.
     """
 
     radius_px: Range = (1.5, 4.0)
@@ -208,7 +208,7 @@ class Nick(Family):
         radius = parameters["radius_px"].view(-1, 1) + 1
         compass_y = radius * constant(_COMPASS_Y, radius.device)
         compass_x = radius * constant(_COMPASS_X, radius.device)
-        # Places around the disc, half of which lie on either side of the edge.
+        # Places around the disc, half of them on each side of the edge.
         y = (windows.nearest_y + edge_y)[:, None] + compass_y
         x = (windows.nearest_x + edge_x)[:, None] + compass_x
         around = windows.canvas.read_channels(windows.row, y.round_().long(), x.round_().long())
@@ -229,8 +229,8 @@ class Relief(Family):
         amplitude: See `Family`.
         contrast: See `Family`.
         sigma_px: Standard deviation along the longer axis.
-        elongation: Longer axis over shorter one.
-        light_deg: Direction of the light, from the x axis toward the y axis; none draws it for
+        elongation: Ratio of the longer axis to the shorter one.
+        light_deg: Direction of the light, from the x axis toward the y axis; None draws it for
             each defect.
     """
 
@@ -265,7 +265,7 @@ class Relief(Family):
         along, across = windows.turned(p["angle"])
         along = along / p["sigma_px"]
         across = across / p["sigma_across_px"]
-        # The light in the axes of the bump, whose slope towards it is what brightens.
+        # The light in the axes of the bump, which is brightened by its slope toward the light.
         turn = p["light"] - p["angle"]
         towards = along * turn.cos() + across * turn.sin()
         slope = towards * (0.5 - (along.square() + across.square()) / 2).exp_()

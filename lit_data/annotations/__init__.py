@@ -1,1 +1,1 @@
-"""Annotations of images in the formats that people have: boxes, outlines, runs and tables."""
+"""Annotations of images in common formats: boxes, outlines, runs and tables."""

@@ -1,4 +1,4 @@
-"""Labels as COCO JSON: one file for many images, boxes ``[x, y, w, h]`` in pixels."""
+"""Labels in COCO JSON: one file for many images, with boxes ``[x, y, w, h]`` in pixels."""
 
 import json
 import logging
@@ -61,17 +61,17 @@ _FORM = BoxForm(
 
 @dataclass(frozen=True, slots=True)
 class CocoFile:
-    """One annotation file.
+    """Annotation file.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         images: Its ``images`` by their number there, each with an ``id`` and a ``file_name``.
         annotations: Its ``annotations``, unchecked.
-        categories: Name of each category by its id; categories of one name are one class.
-        headings: Ids of categories that head others and that no annotation names, as Roboflow
-            writes one for the dataset.
-        split: Split of all its images, if its name or folder says so.
-        faults: Images and categories that are left out, as they name no or another one.
+        categories: Name of each category by its id; categories with the same name are one class.
+        headings: Ids of supercategories that no annotation uses, such as the one that Roboflow
+            writes for the dataset.
+        split: Split of all its images, if its name or folder tells one.
+        faults: Faults of images and categories that are left out.
     """
 
     path: PathText
@@ -83,14 +83,13 @@ class CocoFile:
     faults: tuple[str, ...] = ()
 
     def match(self, index: NameIndex) -> tuple[dict[Id, int], Problems]:
-        """Find its images.
+        """Find the images of the file.
 
         Args:
-            index: Of the images of the set.
+            index: Index of the images of the dataset.
 
         Returns:
-            For each id of the file the number of its image, and one problem for each image that is
-            not there.
+            The number of the image of each id in the file, and one problem for each missing image.
         """
         numbers: dict[Id, int] = {}
         problems = Problems()
@@ -98,7 +97,7 @@ class CocoFile:
         for entry_number, entry in self.images.items():
             name = entry["file_name"]
             try:
-                # An image beside the file is meant before one of its name elsewhere.
+                # An image beside the file takes precedence over one with its name elsewhere.
                 beside = index.find_path(os.path.join(folder, name))  # noqa: PTH118
                 numbers[entry["id"]] = index.find(name, self.split) if beside is None else beside
             except DataError as error:
@@ -107,14 +106,14 @@ class CocoFile:
 
 
 def load_coco(path: PathText, split: str | None = None) -> CocoFile:
-    """Read an annotation file and check its outline.
+    """Read an annotation file and check its structure.
 
     Args:
-        path: Of the file.
-        split: Of all its images, if there is one.
+        path: Path of the file.
+        split: Split of all its images, if there is one.
 
     Raises:
-        DataError: It is no JSON, or lacks what an annotation file of boxes has.
+        DataError: The file is not JSON, or lacks parts of an annotation file of boxes.
     """
     with open_source(path) as stream:
         text = read_whole(stream)
@@ -122,10 +121,10 @@ def load_coco(path: PathText, split: str | None = None) -> CocoFile:
 
 
 def list_coco(root: Path, annotations: PathText | None) -> list[Path]:
-    """Return the COCO file that is named, else those of the first place that has any.
+    """Return the given COCO file, or else those of the first place that has any.
 
     Raises:
-        DataError: There are several in no known place.
+        DataError: There are several files, but not in a known place.
     """
     if annotations is not None:
         path = root / annotations
@@ -145,7 +144,7 @@ def list_coco(root: Path, annotations: PathText | None) -> list[Path]:
 
 
 def find_coco(root: Path) -> list[Path]:
-    """Return the COCO files of the first of the known places that has any."""
+    """Return the COCO files of the first known place that has any."""
     for pattern in COCO_PLACES:
         paths = sorted(root.glob(pattern))
         if pattern == _COCO_OF_SPLITS:
@@ -156,7 +155,7 @@ def find_coco(root: Path) -> list[Path]:
 
 
 def _is_coco(path: Path) -> bool:
-    """Return True for JSON with the lists of a file of instances; there may be other JSON by the thousand."""
+    """Return True for JSON with the lists of a file of instances; there may be thousands of other JSON files."""
     with open_source(path) as stream:
         head = stream.read(_HEAD_BYTES)
         if not any(key in head for key in _KEYS):
@@ -167,10 +166,10 @@ def _is_coco(path: Path) -> bool:
 
 
 def load_coco_files(paths: Sequence[Path], root: Path, faults: Faults) -> tuple[CocoFile, ...]:
-    """Read some files below a root; those that cannot be read are faults.
+    """Read files below a root, and note those that cannot be read as faults.
 
     Raises:
-        DataError: None of them can be read.
+        DataError: No file can be read.
     """
     files = []
     for path in paths:
@@ -188,7 +187,7 @@ def load_coco_files(paths: Sequence[Path], root: Path, faults: Faults) -> tuple[
 
 
 def parse_coco(path: PathText, text: bytes) -> CocoFile:
-    """As `load_coco`, of a file that was read."""
+    """Parse the content of a file, see `load_coco`."""
     with naming(path):
         try:
             content = json.loads(text)
@@ -239,22 +238,23 @@ def read_coco_labels(
 ) -> LabelTable:
     """Read the boxes of one or more annotation files.
 
-    Boxes of crowds (``iscrowd: 1``) cover several objects: they are ignored regions of their class.
+    Boxes of crowds (``iscrowd: 1``) cover several objects, and become ignored regions of their
+    class.
 
     Args:
-        images: Their paths.
-        frames: Those of the images.
+        images: Paths of the images.
+        frames: Frames of the images.
         files: Annotation files.
-        others: Images that the files may name beside `images`, and that are left out.
-        excluded: As those, but not meant where another image has the name too.
+        others: Images that the files may name in addition to `images`, and that are left out.
+        excluded: The same, but another image with the same name takes precedence.
         classes: Names of the classes; by default the categories in the order of their ids, which
             may have gaps.
-        on_bad: ``skip`` leaves bad boxes and entries whose image is missing out and lists them. An
-            entry that states another size than its image has stays an error.
+        on_bad: ``skip`` skips bad boxes and entries whose image is missing, and lists them. An
+            entry that states another size than that of its image stays an error.
 
     Raises:
         ConfigError: An argument is not allowed.
-        DataError: Lists what is wrong with any file.
+        DataError: Files are bad; the error lists everything that is wrong.
     """
     collector = BoxCollector(_FORM, frames, on_bad=on_bad)
     names = _name_classes(files) if classes is None else check_classes(classes)
@@ -270,7 +270,7 @@ def read_coco_labels(
             collector.problems.add(file.path, fault)
         numbers, missing = file.match(index)
         collector.reject_entries(missing)
-        # Numbers beyond are those of images that are left out.
+        # Higher numbers are those of images that are left out.
         numbers = {key: number for key, number in numbers.items() if number < len(images)}
         for row, entry in file.images.items():
             if entry["id"] in numbers:
@@ -306,14 +306,14 @@ def _take_entries(
     *,
     is_name_unique: bool = True,
 ) -> dict[int, Any]:
-    """Return by their numbers the entries of a list that have a whole id and a name, each once.
+    """Return the entries of a list with a valid and unique id and name, by their numbers.
 
     Args:
-        content: Of the file.
-        key: Of the list.
+        content: Content of the file.
+        key: Key of the list.
         text: Key of the name.
-        faults: Takes what is wrong with the others.
-        is_name_unique: Refuse names that repeat.
+        faults: Receives the faults of the other entries.
+        is_name_unique: Refuse repeated names.
 
     Raises:
         DataError: There is no such list.
@@ -338,7 +338,7 @@ def _take_entries(
 
 
 def _find_headings(categories: Sequence[Any], annotations: Sequence[Any]) -> frozenset[Id]:
-    """Return the ids of categories that are the supercategory of others and mark nothing."""
+    """Return the ids of categories that are supercategories of others and mark nothing."""
     used_ids = set()
     for entry in annotations:
         if isinstance(entry, dict) and type(entry.get("category_id")) in (int, str):
@@ -361,9 +361,9 @@ def _rank(key: Id) -> tuple[bool, int, str]:
 def _name_classes(files: Sequence[CocoFile]) -> tuple[str, ...]:
     """Return the categories of all files in the order of their lowest ids, without headings.
 
-    Files may number them differently; categories of one name are one class.
+    Files may number them differently; categories with the same name are one class.
     """
-    # A category that any file marks with is a class in all of them.
+    # A category that any file uses is a class in all of them.
     headings = frozenset.intersection(*(file.headings for file in files))
     keys: dict[str, Id] = {}
     for file in files:
@@ -376,7 +376,7 @@ def _name_classes(files: Sequence[CocoFile]) -> tuple[str, ...]:
 def _add_boxes(
     collector: BoxCollector, file: CocoFile, numbers: Mapping[Id, int], ids: Mapping[Id, int]
 ) -> int:
-    """Add all boxes of a file, and count those of crowds."""
+    """Add all boxes of a file, and return the number of those of crowds."""
     crowds = 0
     known = {entry["id"] for entry in file.images.values()}
     ordered = sorted(ids, key=_rank)
@@ -387,9 +387,9 @@ def _add_boxes(
         elif wrong := next(_find_faults(entry, known, ids, file, allowed), ""):
             collector.reject(index, wrong)
         elif entry["image_id"] in numbers:
-            # An image that is not there is named once, not for each of its boxes.
+            # A missing image is reported once, not for each of its boxes.
             image = numbers[entry["image_id"]]
-            # Of several objects: a detector would be taught one large box.
+            # It covers several objects, and would teach a detector one large box.
             is_crowd = is_ignored(entry)
             number = ids[entry["category_id"]]
             collector.add(image, index, number, entry["bbox"], is_ignored=is_crowd)
@@ -398,12 +398,12 @@ def _add_boxes(
 
 
 def is_id(value: object, known: Container[Id]) -> TypeGuard[Id]:
-    """Return True for one of the ids of a file, of which True is no 1."""
+    """Return True for one of the ids of a file; a bool is not an id."""
     return type(value) in (int, str) and value in known
 
 
 def is_ignored(entry: Mapping[str, Any]) -> bool:
-    """Return True for an annotation of what is neither learned nor scored."""
+    """Return True for an annotation that is excluded from training and scores."""
     return entry.get("iscrowd") == 1 or entry.get("ignore") == 1
 
 
@@ -435,5 +435,5 @@ def _find_faults(
 
 
 def quote(value: object) -> str:
-    """Return a value of a file for a message: short, and without control characters."""
+    """Return a value of a file for a message, short and without control characters."""
     return escape(repr(value)[:80])

@@ -1,4 +1,4 @@
-"""Formats of the label files that lie in a folder and are not read, and what would read them."""
+"""Formats of label files in a folder that are not read, and how to read them."""
 
 import re
 from collections.abc import Collection, Container, Mapping, Sequence
@@ -11,16 +11,16 @@ from lit_data.core.opening import open_source
 from lit_data.images.discovery import check_inside, name_below
 
 Purpose = Literal["masks", "boxes", "classes", "pairs"]
-"""What a kind of data reads from label files."""
+"""Content of label files that a kind of data reads."""
 
 _EXTENSIONS = (".json", ".jsonl", ".geojson", ".xml", ".csv", ".tsv", ".xlsx", ".txt")
 _NO_LABELS = re.compile(
     "(readme|licen[cs]e|copying|requirements|classes|names|splits|train|val|test|trainval).*",
     re.IGNORECASE,
 )
-"""Names of files of no known format that are not labels either."""
+"""Names of files that are neither labels nor of a known format."""
 _HEAD_BYTES = 2**16
-_MOST_READ = 16  # files of an extension, of folders that are not alike
+_MOST_READ = 16  # files of an extension, from different folders
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _FRACTION = r"(?:[01]|[01]?\.\d+)"
 
@@ -49,7 +49,7 @@ _FORMATS = (
     ("DOTA", ".txt", rf"\A(?:imagesource:|(?:{_NUMBER} +){{8}}[a-z])"),
     ("boxes in pixels", ".txt", rf"\A{_NUMBER}(?:[, ] *{_NUMBER}){{4,}}"),
 )
-"""Name, extension, and what is in the beginning of a file; the first that fits is taken."""
+"""Name, extension, and text at the beginning of a file; the first format that fits is taken."""
 
 _OUTLINES = ("CVAT", "LabelMe", "COCO", "CSV of run lengths", "YOLO polygons")
 _BOXES = ("VOC", "YOLO boxes", "CSV of boxes", "KITTI", "DOTA", "boxes in pixels")
@@ -81,7 +81,7 @@ _CURES: Mapping[Purpose, Mapping[str, str]] = {
     },
     "pairs": {"": "convert them to masks, and name their folder with data.masks"},
 }
-"""What to do with files of a format; that of "" is for all others."""
+"""Advice for files of each format; that of "" is for all others."""
 
 
 def add_label_files(
@@ -95,11 +95,11 @@ def add_label_files(
     """Add the label files that are not used, by their formats.
 
     Args:
-        leftovers: Takes them; it has the files that no reader of images read.
+        leftovers: Receives the label files; it has the files that no reader of images read.
         folder: The root.
-        purpose: What is read from label files.
-        used: Those that were read.
-        with_unknown: Add also files of which nobody knows whether they are label files.
+        purpose: Content that is read from label files.
+        used: Label files that were read.
+        with_unknown: Also add files that may or may not be label files.
     """
     cures = _CURES[purpose]
     for label_format, names in sort_by_format(folder, leftovers.unread, used).items():
@@ -124,13 +124,13 @@ def add_unlabelled(
     labelled: Container[int],
     splits: Mapping[str, Collection[int]],
 ) -> None:
-    """Add the images without a label file, and the splits that have none.
+    """Add the images without a label file, and the splits without any.
 
     Args:
-        leftovers: Takes them.
-        names: Of all images, by their numbers.
-        labelled: Numbers of those with a label file.
-        splits: Numbers of the images of each.
+        leftovers: Receives the images.
+        names: Names of all images, by their numbers.
+        labelled: Numbers of the images with a label file.
+        splits: Numbers of the images of each split.
     """
     unlabelled = {number: name for number, name in names.items() if number not in labelled}
     cure = "they count as images without an object; data.exclude skips them"
@@ -144,14 +144,15 @@ def add_unlabelled(
 def sort_by_format(
     folder: Path, unread: Unread, used: Collection[Path] = ()
 ) -> Mapping[str, Sequence[str]]:
-    """Return the names of label files by their format; "" for those of none that is known.
+    """Return the names of label files by their format, with "" for unknown formats.
 
-    Of many files of an extension the first of each folder is looked at, and stands for all in it.
+    If there are many files of an extension, the first one of each folder is read and stands for all
+    in it.
 
     Args:
         folder: The root.
         unread: Files by their extension.
-        used: Those that are left out.
+        used: Files to leave out.
     """
     used_names = {name_below(folder, path) for path in used}
     by_format: dict[str, list[str]] = {}
@@ -170,7 +171,7 @@ def sort_by_format(
 
 
 def find_format(path: Path, folder: Path) -> str:
-    """Return the name of the format of a label file, by how it begins; empty for others."""
+    """Return the name of the format of a label file, judged by its beginning, or "" if unknown."""
     try:
         check_inside(path, folder)
         with open_source(path) as stream:

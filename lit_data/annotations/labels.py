@@ -1,4 +1,4 @@
-"""The boxes of all images of a set in one table, and the checks that every label format goes through."""
+"""Boxes of all images of a dataset in one table, and the checks for every label format."""
 
 import logging
 import os
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 
 MAX_OUTSIDE = 0.01
-"""Share of a box's width or height that may lie beyond the image; it is cut off."""
+"""Largest fraction of the width or height of a box that may be beyond the image; it is cut off."""
 
 _ROUNDING = 2e-6
-"""Error of six decimals of center and size, in fractions of the image."""
-_SMALLEST = 1e-9  # far below a pixel, and still above 0 as float32
-_LARGEST = 1e9  # also refuses NaN, infinity and whole numbers that no float holds
-_MOST_DIGITS = 10  # of a side of an image
+"""Rounding error of six decimals of center and size, in fractions of the image."""
+_SMALLEST = 1e-9  # far below a pixel, but above 0 as float32
+_LARGEST = 1e9  # also refuses NaN, infinity and integers that no float can represent
+_MOST_DIGITS = 10  # of the side of an image
 
 Stated = tuple[object, object]
 """Height and width of an image as its annotations state them, unchecked."""
@@ -39,12 +39,12 @@ class LabelTable:
 
     Args:
         classes: Names of the classes, each once.
-        boxes: [N, 5] float32 = (class, cx, cy, w, h), center and size in shares of the image, image
-            after image. Class ``-1 - k`` is a region in which objects of class k count for nothing.
-        ends: [I] int64, for each image the number of boxes of it and of all images before it.
+        boxes: [N, 5] float32 = (class, cx, cy, w, h), center and size in fractions of the image,
+            ordered by image. Class ``-1 - k`` is a region in which objects of class k are ignored.
+        ends: [I] int64, number of boxes of each image and of all images before it.
 
     Raises:
-        ConfigError: The arrays do not fit together, or hold what is no box.
+        ConfigError: The arrays do not fit together, or have invalid boxes.
     """
 
     classes: tuple[str, ...]
@@ -59,7 +59,7 @@ class LabelTable:
             )
         if self.ends.dtype != np.int64 or self.ends.ndim != 1:
             raise ConfigError(f"ends must be int64 [I], found {self.ends.dtype} {self.ends.shape}")
-        # Ends that fall would give an image a negative number of boxes.
+        # Decreasing ends would give an image a negative number of boxes.
         counts = np.diff(self.ends, prepend=0)
         total = int(self.ends[-1]) if self.ends.size else 0
         if (counts < 0).any() or total != len(self.boxes):
@@ -85,14 +85,14 @@ class LabelTable:
 
     @property
     def object_count(self) -> int:
-        """Number of the boxes that are no ignored regions."""
+        """Number of boxes that are not ignored regions."""
         return int((self.boxes[:, 0] >= 0).sum())
 
     def describe(self, splits: Mapping[str, Sequence[int]]) -> str:
-        """Return the objects of each class, and the images of each split with their objects.
+        """Describe the objects of each class, and the images of each split with their objects.
 
         Args:
-            splits: For each the numbers of its images.
+            splits: Numbers of the images of each split.
         """
         numbers = self.boxes[:, 0]
         classes = []
@@ -108,7 +108,7 @@ class LabelTable:
 
     @property
     def strata(self) -> list[str]:
-        """The classes of each image as a text, by which splits are stratified."""
+        """Classes of each image as a text, by which splits are stratified."""
         return [str(np.unique(self.of(image)[:, 0]).tolist()) for image in range(len(self))]
 
     def of(self, image: int) -> Floats:
@@ -127,15 +127,15 @@ class LabelTable:
 
 
 def ignored_class(numbers: Array) -> Array:
-    """Return the class of each of some numbers of a `LabelTable`, of ignored regions too."""
+    """Return the class of each class number of a `LabelTable`, including ignored regions."""
     return np.where(numbers < 0, -1 - numbers, numbers)
 
 
 def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
-    """Return the class names as a tuple if there is one or more, and each only once.
+    """Return the class names as a tuple, if there are any and none repeats.
 
     Raises:
-        ConfigError: They are not.
+        ConfigError: There are no names, or names repeat.
     """
     named = not isinstance(classes, str) and all(isinstance(name, str) and name for name in classes)
     if not named or not classes or len(set(classes)) != len(classes):
@@ -144,10 +144,10 @@ def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 class Faults:
-    """Faults that the steps of reading a dataset meet, which are raised together.
+    """Faults from the steps of reading a dataset, which are raised together.
 
     Args:
-        root: Of the dataset.
+        root: Folder of the dataset.
         on_bad: ``skip`` warns of files that can be left out.
     """
 
@@ -157,14 +157,14 @@ class Faults:
         self._errors: list[DataError] = []
 
     def add(self, problems: Problems, heading: str) -> None:
-        """Take faults of files that can be left out."""
+        """Add faults of files that can be left out."""
         if self.on_bad == "skip":
             problems.warn_if_any(log, f"{heading}; they are skipped")
         elif len(problems):
             self.take(problems.make_error(heading))
 
     def take(self, error: DataError) -> None:
-        """Take an error that ends the reading, once the rest is looked at."""
+        """Add an error that ends the reading once the rest has been checked."""
         self._errors.append(error)
 
     def raise_if_any(self) -> None:
@@ -190,12 +190,12 @@ class Faults:
 
 
 class Frame(NamedTuple):
-    """Frame of an image, in which annotations of all formats must lie.
+    """Frame of an image, which must contain annotations of all formats.
 
     Attributes:
-        size_px: (height, width) as the image is read.
-        orientation: That of its EXIF or TIFF tag; 1 is upright.
-        exif: As in `ReadOptions`: what reading does with that.
+        size_px: (height, width) of the image as read.
+        orientation: Orientation of its EXIF or TIFF tag; 1 is upright.
+        exif: Treatment of the orientation, as in `ReadOptions`.
     """
 
     size_px: Size
@@ -207,19 +207,19 @@ class Frame(NamedTuple):
         """Read the frame of an image from its header.
 
         Raises:
-            DataError: It has none.
+            DataError: The image has no valid header.
         """
         header = read_header(path, options)
         return cls((header.height_px, header.width_px), header.stored.orientation, options.exif)
 
     def find_fault(self, stated: Stated, *, is_marked: bool) -> str:
-        """Return why the annotations of the image do not fit it; empty where they do.
+        """Return why annotations do not fit the image, or "" if they do.
 
-        Tools mark the upright picture, unless the size that they state tells that they did not.
+        Labeling tools are assumed to show the upright image, unless the stated size differs.
 
         Args:
-            stated: The size that they are for; 0 or None where it is not known.
-            is_marked: Something is marked in the image.
+            stated: Size that the annotations are for; 0 or None if unknown.
+            is_marked: True if something is marked in the image.
         """
         height, width = map(_read_side, stated)
         is_stated = bool(height and width)
@@ -255,7 +255,7 @@ class Frame(NamedTuple):
 
 
 def describe_turn(degrees: object) -> str:
-    """Return why a box that is turned is no box; empty where its angle is 0 or none is stated."""
+    """Return why a rotated box is refused, or "" if its angle is 0 or not stated."""
     try:
         is_turned = float(str(degrees or 0)) != 0
     except ValueError:
@@ -269,7 +269,7 @@ def describe_turn(degrees: object) -> str:
 
 
 def _read_side(side: object) -> object:
-    """Return a side of an image as a number, also of a text; what is none stays as it is."""
+    """Return a side of an image as a number, even from text; return other values unchanged."""
     text = side.strip() if isinstance(side, str) else side
     if isinstance(text, str) and text.isdecimal() and len(text) < _MOST_DIGITS:
         return int(text)
@@ -278,15 +278,15 @@ def _read_side(side: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class BoxForm:
-    """Form in which a label format writes a box.
+    """Form of a box in a label format.
 
     Args:
-        name: Of the format.
-        place: Where a box stands in its file, with ``{}`` for a number.
-        units: Of the four numbers, and what people write by mistake.
-        is_mistaken: Tells [N, 4] numbers in the other unit: [N] bool.
-        to_corners: Makes (x1, y1, x2, y2) in shares [N, 4] of the numbers [N, 4] and (width,
-            height) px [N, 2].
+        name: Name of the format.
+        place: Description of the place of a box in its file, with ``{}`` for a number.
+        units: Unit of the four numbers, and the unit that is used by mistake.
+        is_mistaken: Returns [N] True for numbers [N, 4] in the other unit.
+        to_corners: Returns (x1, y1, x2, y2) in fractions [N, 4], from the numbers [N, 4] and
+            (width, height) px [N, 2].
     """
 
     name: str
@@ -297,23 +297,21 @@ class BoxForm:
 
 
 def is_share_box(boxes: Doubles) -> Bools:
-    """Mark rows of [N, 4] numbers in pixels that are fractions: all from 0 to 1, and not all whole."""
+    """Mark rows of [N, 4] pixel numbers that are fractions: all from 0 to 1, and not all integers."""
     return np.asarray(((boxes >= 0) & (boxes <= 1)).all(1) & (boxes != np.floor(boxes)).any(1))
 
 
 class BoxCollector:
-    """Collector of the boxes of many files.
-
-    What is wrong with any of them is raised at once.
+    """Collector of the boxes of many files, which raises one error for all faults.
 
     Args:
-        form: How they are written.
-        frames: Those of the images.
-        on_bad: ``skip`` leaves bad boxes out and lists them.
+        form: Form of the boxes.
+        frames: Frames of the images.
+        on_bad: ``skip`` skips bad boxes and lists them.
 
     Attributes:
-        problems: Of whole files; these are never skipped.
-        bad: Of boxes and other single entries, which ``skip`` leaves out.
+        problems: Problems of whole files, which are never skipped.
+        bad: Problems of boxes and other single entries, which ``skip`` skips.
     """
 
     def __init__(self, form: BoxForm, frames: Sequence[Frame], *, on_bad: OnBad) -> None:
@@ -329,23 +327,23 @@ class BoxCollector:
         if on_bad == "error":
             self._cure = "; correct it, or set data.on_bad=skip to skip such boxes"
         self._paths: list[PathText] = []
-        # Of each box: image, file, place in the file, class, and its four numbers.
+        # For each box: image, file, place in the file, class, and its four numbers.
         self._rows: list[tuple[float, ...]] = []
 
     def start_file(self, path: PathText) -> None:
-        """Attribute what follows to this file."""
+        """Attribute the following boxes to this file."""
         self._paths.append(path)
 
     def state_size(self, image: int, height: object, width: object, where: str = "") -> None:
-        """Note the size of an image as the file states it, at a place in it."""
+        """Note the size of an image that the file states, with the place in the file."""
         self._stated[image] = len(self._paths) - 1, where, (height, width)
 
     def reject(self, place: int, message: str) -> None:
-        """Note a box that is none."""
+        """Note an invalid box."""
         self.bad.add(self._paths[-1], f"{self._form.place.format(place)}: {message}")
 
     def reject_entries(self, entries: Problems) -> None:
-        """Note entries that belong to no image."""
+        """Note entries without an image."""
         for path, message in entries.entries:
             self.bad.add(path, f"{message}{self._cure}")
 
@@ -358,7 +356,7 @@ class BoxCollector:
         *,
         is_ignored: bool = False,
     ) -> None:
-        """Add a box of class `number`, or an ignored region of it, as it is written."""
+        """Add a box of class `number`, or an ignored region of that class, as written in the file."""
         if is_ignored:
             number = -1 - number
         if all(abs(value) < _LARGEST for value in box):
@@ -370,11 +368,11 @@ class BoxCollector:
             )
 
     def renumber(self, order: Mapping[int, int], explain: Callable[[int], str]) -> None:
-        """Replace the classes of all boxes that were added.
+        """Replace the classes of all added boxes.
 
         Args:
-            order: The new number of each class.
-            explain: Returns the reason why a class is none, whose boxes are rejected.
+            order: New number of each class.
+            explain: Returns why a class is not allowed, whose boxes are rejected.
         """
         rows = []
         for row in self._rows:
@@ -390,7 +388,7 @@ class BoxCollector:
         """Check all boxes and make the table.
 
         Raises:
-            DataError: Lists everything that is wrong with any file; boxes only under ``error``.
+            DataError: Files are bad, or boxes are bad under ``error``; everything is listed.
         """
         rows = self._check_units(np.array(self._rows, np.float64).reshape(-1, 8))
         images = rows[:, 0].astype(np.int64)
@@ -408,14 +406,14 @@ class BoxCollector:
             )
         centres = (corners[:, :2] + corners[:, 2:]) / 2
         sides = corners[:, 2:] - corners[:, :2]
-        # Image after image, and in each in the order of its file.
+        # Ordered by image, and within an image by the order in its file.
         order = np.argsort(images, kind="stable")
         boxes = np.hstack([rows[:, 3:4], centres, sides])[order].astype(np.float32)
         ends = np.cumsum(np.bincount(images, minlength=len(self._sizes_px)), dtype=np.int64)
         return LabelTable(tuple(classes), boxes, ends)
 
     def _check_units(self, rows: Doubles) -> Doubles:
-        """Name the first box of each file that is in the other unit, beside the first one that is not."""
+        """Report the first box of each file that is in the other unit, with the first one that is not."""
         mistaken = self._form.is_mistaken(rows[:, 4:])
         right, wrong = self._form.units
         proper = np.flatnonzero(~mistaken)
@@ -433,7 +431,7 @@ class BoxCollector:
         return rows[~mistaken]
 
     def _check_frames(self, rows: Doubles) -> None:
-        """Note images that their annotations do not fit."""
+        """Note images whose annotations do not fit."""
         images, firsts = np.unique(rows[:, 0], return_index=True)  # those with boxes
         files = rows[firsts, 1]
         file_of = dict(zip(map(int, images), map(int, files), strict=True))
@@ -446,14 +444,14 @@ class BoxCollector:
                 self.problems.add(self._paths[file], f"{where}{fault}")
 
     def _check_places(self, rows: Doubles, corners: Doubles) -> tuple[Bools, int]:
-        """Mark boxes with an area inside their image, and count those that reach out of it."""
+        """Mark boxes with an area inside their image, and count those that extend beyond it."""
         sides = corners[:, 2:] - corners[:, :2]
         empty = ~(sides > _SMALLEST).all(1)
         for row in rows[empty]:
             self._note(row, "has no area (zero or negative width or height)")
-        # How far each side lies beyond the image, the left or the right one: one of them is 0.
+        # Excess of each box beyond the image, on the left or on the right: one of them is 0.
         beyond = (-corners[:, :2]).clip(min=0) + (corners[:, 2:] - 1).clip(min=0)
-        # Programs that crop and turn images leave boxes a fraction of a pixel beyond the edge.
+        # Programs that crop and rotate images leave boxes a fraction of a pixel beyond the edge.
         pixel = 1 / self._sizes_px[rows[:, 0].astype(np.int64), ::-1]
         allowed = np.maximum(MAX_OUTSIDE * sides, np.minimum(pixel, sides / 2)) + 1e-9
         outside = ~empty & (beyond > allowed).any(1)
@@ -493,7 +491,7 @@ class BoxCollector:
         self.bad.add(self._paths[int(row[1])], f"{self._describe(row)} {message}{self._cure}")
 
     def _describe(self, row: Doubles, *, whole: bool = False) -> str:
-        """Return the place and the numbers of a box, on request with its file."""
+        """Return the place and the numbers of a box, with its file if `whole` is True."""
         numbers = ", ".join(f"{value:.6g}" for value in row[4:].tolist())
         text = f"{self._form.place.format(int(row[2]))}: box ({numbers})"
         return f"{escape(os.fspath(self._paths[int(row[1])]))}, {text}" if whole else text

@@ -1,7 +1,7 @@
-"""Files of annotations: which of them a set has, and the marks that they hold.
+"""Readers of the marks in the annotation files of a dataset.
 
-Known are COCO instances (polygons, runs as numbers or as text), CSV files with runs of pixels
-(column by column, from 1, one or several rows an image), YOLO polygons, and shapes of LabelMe and
+The formats are COCO instances (polygons, runs as numbers or as text), CSV files with runs of pixels
+(column by column, from 1, one or several rows per image), YOLO polygons, and shapes of LabelMe and
 CVAT.
 """
 
@@ -82,22 +82,22 @@ _POLYGON = re.compile(rf"([0-9]{{1,9}})(?:\.0*)?((?:\s+{_NUMBER}\s+{_NUMBER}){{3
 def read_annotations(
     folder: Path, images: Sequence[Path], excluded: Sequence[Path] = ()
 ) -> Annotated | None:
-    """Read the files of annotations of a folder; None where there are none.
+    """Read the annotation files of a folder, or return None if there are none.
 
-    Where all of them are damaged, there are problems and no marks.
+    If all of them are damaged, the result has problems and no marks.
 
     Args:
-        folder: Of the set.
-        images: Its images.
-        excluded: What may be named and is not meant.
+        folder: Folder of the dataset.
+        images: Images of the dataset.
+        excluded: Images that files may name, and that are left out.
 
     Raises:
-        DataError: Lists the files that are links out of the folder.
+        DataError: Files are links out of the folder; all of them are listed.
     """
     index = NameIndex(images, excluded)
     files = _list_files(folder)
     refused: Annotated | None = None
-    # The first kind that names an image is taken; files of others count for nothing.
+    # The first kind that names an image is taken; files of other kinds are ignored.
     for layout, (suffix, read) in _READERS.items():
         annotated = Annotated(layout, folder, index)
         read([path for path in files if path.suffix.lower() == suffix], annotated)
@@ -111,7 +111,7 @@ def read_annotations(
 def _read_each(
     read: Callable[[Path, Annotated], None],
 ) -> Callable[[Sequence[Path], Annotated], None]:
-    """Make a reader of all files of a kind out of one of a single file."""
+    """Make a reader of all files of a kind from a reader of a single file."""
 
     def read_all(paths: Sequence[Path], annotated: Annotated) -> None:
         for path in paths:
@@ -121,14 +121,14 @@ def _read_each(
 
 
 def _read_file(path: Path, read: Callable[[Path, Annotated], None], annotated: Annotated) -> None:
-    """Read a file that may be of another kind; note it if it says anything."""
+    """Read a file that may be of another kind, and note it if it has any content."""
     before = len(annotated.marks), len(annotated.problems)
     try:
         read(path, annotated)
     except DataError as error:
         annotated.problems.add(path, str(error))
     except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
-        # Another program's file with this suffix can hold anything.
+        # A file of another program with this suffix can have any content.
         reason = f"{type(error).__name__}: {escape(str(error))[:200]}"
         annotated.problems.add(path, f"cannot be read ({reason})")
     if (len(annotated.marks), len(annotated.problems)) != before:
@@ -152,10 +152,10 @@ def _list_files(folder: Path) -> list[Path]:
 
 
 def _is_file(path: Path, folder: Path) -> bool:
-    """Return False for a folder, and for a file that is too large, which a line names.
+    """Return False for a folder, and for a file that is too large, which is logged.
 
     Raises:
-        DataError: It is a link out of the folder of the set, or to nothing, or no regular file.
+        DataError: The path is a link out of the folder or to nothing, or not a regular file.
     """
     if path.is_symlink():
         check_inside(path, folder)
@@ -173,7 +173,7 @@ def _is_file(path: Path, folder: Path) -> bool:
 
 
 def _read_coco(paths: Sequence[Path], annotated: Annotated) -> None:
-    # Beside the instances of an official set lie captions and key points of the same images.
+    # Official datasets have captions and key points of the same images beside the instances.
     chosen = {path.resolve() for path in find_coco(annotated.folder)}
     instances = [path for path in paths if path.resolve() in chosen]
     _read_each(_read_coco_file)(instances or paths, annotated)
@@ -242,7 +242,7 @@ def _read_labelme(path: Path, annotated: Annotated) -> None:
             raise DataError(f"damaged JSON: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
         return
-    # The path may be that of another machine; its type tells images of one stem apart.
+    # The path may come from another machine; its extension tells images of one stem apart.
     named = str(content.get("imagePath") or "").replace("\\", "/")
     number = _find_labelled(path, annotated, Path(named).suffix)
     annotated.state_size(number, str(path), content.get("imageHeight"), content.get("imageWidth"))
@@ -290,7 +290,7 @@ def _read_csv(path: Path, annotated: Annotated) -> None:
 
 
 def _read_yolo(paths: Sequence[Path], annotated: Annotated) -> None:
-    """Read the label files of a set, of which any outlines: what is none in the others is a fault."""
+    """Read the label files of a dataset with any outlines; lines without an outline are then faults."""
     texts = {path: _read_text(path) for path in paths}
     matches = {path: [*map(_POLYGON.fullmatch, lines)] for path, lines in texts.items()}
     numbers = {int(match[1]) for found_lines in matches.values() for match in found_lines if match}
@@ -300,7 +300,7 @@ def _read_yolo(paths: Sequence[Path], annotated: Annotated) -> None:
     named_by = find_class_file(annotated.folder)
     annotated.files += [] if named_by is None else [named_by]
     for path, lines in texts.items():
-        # Other text lies there too, such as a README.txt, which has the name of no image.
+        # Other text files such as a README.txt are there too, without the name of an image.
         if any(lines) and (any(matches[path]) or _has_image(path, annotated)):
             annotated.files.append(path)
             _add_polygons(path, zip(lines, matches[path], strict=True), name_of, annotated)
@@ -312,7 +312,7 @@ def _add_polygons(
     name_of: Mapping[int, str],
     annotated: Annotated,
 ) -> None:
-    """Add the outlines of a label file; lines are told from outlines by their matches."""
+    """Add the outlines of a label file, whose lines come with their matches."""
     number = _find_labelled(path, annotated)
     for row, (line, match) in enumerate(lines, 1):
         where = f"{path}, line {row}"
@@ -332,7 +332,7 @@ def _read_text(path: Path) -> list[str]:
 
 
 def _explain_line(line: str, match: re.Match[str] | None, name_of: Mapping[int, str]) -> str:
-    """Return the reason why a line is no outline."""
+    """Return why a line is not an outline."""
     if match:
         return f"class {match[1]} has no name: there are {len(name_of)} ({', '.join(name_of.values())})"
     if len(line.split()) == 5:
@@ -347,7 +347,7 @@ def _explain_line(line: str, match: re.Match[str] | None, name_of: Mapping[int, 
 
 def _read_cvat(path: Path, annotated: Annotated) -> None:
     with open_source(path) as stream:
-        # Zero bytes are those of UTF-16; other programs write XML too.
+        # Zero bytes come from UTF-16; other programs write XML too.
         if b"<annotations" not in stream.read(_HEAD_BYTES).replace(b"\0", b""):
             return
     for image in read_xml(path, "annotations", MAX_BYTES).iterfind("image"):
@@ -368,7 +368,7 @@ def _read_cvat(path: Path, annotated: Annotated) -> None:
 
 
 def _find_layer(item: "tuple[Element, str]") -> int:
-    """Return the layer of a shape, of which the higher ones cover the lower ones."""
+    """Return the layer of a shape; higher layers cover lower ones."""
     return int(item[0].get("z_order") or 0)
 
 
@@ -412,7 +412,7 @@ def _read_floats(shape: "Element", names: Sequence[str]) -> list[float]:
 
 
 def _find_labelled(path: Path, annotated: Annotated, suffix: str = "") -> int | None:
-    """Find the image of a file of labels, which then counts as named."""
+    """Find the image of a label file, and mark it as named."""
     names = [*_list_names(path, annotated, suffix), *_list_names(path, annotated)]
     return annotated.find(names, str(path), split=_split_of(path, annotated))
 
@@ -430,9 +430,10 @@ def _has_image(path: Path, annotated: Annotated) -> bool:
 
 
 def _list_names(path: Path, annotated: Annotated, suffix: str = "") -> list[str]:
-    """List what the image of a file of labels may be called.
+    """List the possible names of the image of a label file.
 
-    It lies beside it, in the folder that stands for its folder of labels, or anywhere.
+    The image is beside the file, in the folder that corresponds to its folder of labels, or
+    anywhere.
     """
     stem = path.with_suffix("")
     stem = stem.with_name(stem.name + suffix)

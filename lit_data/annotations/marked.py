@@ -1,7 +1,7 @@
-"""Marks of images, whatever file they were read from, and their masks and boxes.
+"""Marks of images from files of any format, and their masks and boxes.
 
-`lit_data.annotations.mark_files` reads them. What holds for marks of all formats is
-checked here, once: the frame of their image, where they lie, and what a pixel can be.
+`lit_data.annotations.mark_files` reads them. The checks for marks of all formats are here: the
+frame of their image, their position, and the classes of a pixel.
 """
 
 from collections import Counter
@@ -22,20 +22,20 @@ from lit_data.datasets.layouts import Layout
 from lit_data.images.read_options import ReadOptions
 
 Effect = Literal["object", "hole", "ignored"]
-"""What becomes of the pixels of a mark: its class, background, or neither learned nor scored."""
+"""Effect of a mark on its pixels: its class, background, or excluded from training and scores."""
 
-_INSIDE = 0.95  # of the pixels of an outline that was drawn inside of another one
+_INSIDE = 0.95  # fraction of the pixels of an outline that was drawn inside another one
 
 
 class Mark(NamedTuple):
-    """Something marked in an image.
+    """Mark in an image.
 
     Attributes:
-        where: It is said: the file and the place in it.
-        category: Of the defect; empty where nothing says so.
-        draw: Draws it.
-        effect: See there.
-        instance: The same for marks that are parts of one object; None: it is one of its own.
+        where: Source of the mark: the file and the place in it.
+        category: Category of the defect; empty if unknown.
+        draw: Draws the mark.
+        effect: See `Effect`.
+        instance: Key that parts of one object share; None if the mark is an object of its own.
     """
 
     where: str
@@ -46,12 +46,12 @@ class Mark(NamedTuple):
 
 
 class DrawnImage(NamedTuple):
-    """Mask and boxes that the marks of an image give.
+    """Mask and boxes from the marks of an image.
 
     Attributes:
-        number: Of the image.
-        mask: [H, W] class of each pixel from 1, 0 for the background, 255 for ignored ones.
-        boxes_px: [n, 5] int64 (class from 1 or 255, left, top, right, bottom), one an object.
+        number: Number of the image.
+        mask: [H, W] class of each pixel from 1, 0 for the background, 255 for ignored pixels.
+        boxes_px: [n, 5] int64 (class from 1 or 255, left, top, right, bottom), one per object.
     """
 
     number: int
@@ -61,17 +61,17 @@ class DrawnImage(NamedTuple):
 
 @dataclass
 class Annotated:
-    """Marks and problems of files of annotations.
+    """Marks and problems of annotation files.
 
     Attributes:
         layout: `coco`, `csv`, `yolo`, `labelme` or `cvat`.
-        folder: Of the set.
-        index: Finds images by their names.
-        files: Those that say anything, such as the names of classes too.
-        marks: For the number of each image that is named what is marked in it.
-        problems: What is wrong with the files.
-        bad: Numbers of the images that it is wrong with.
-        sizes: Where the size of an image is stated, and its (height, width), unchecked.
+        folder: Folder of the dataset.
+        index: Index that finds images by their names.
+        files: Files with any content, including names of classes.
+        marks: Marks of each named image, by its number.
+        problems: Problems of the files.
+        bad: Numbers of the images with problems.
+        sizes: Source of the size of each image, and its (height, width), unchecked.
     """
 
     layout: Layout
@@ -84,9 +84,9 @@ class Annotated:
     sizes: dict[int, tuple[str, Stated]] = field(default_factory=dict)
 
     def find(self, names: Sequence[str], where: str, *, split: str | None = None) -> int | None:
-        """Return the number of the image of the first name that is known, which is then named.
+        """Return the number of the image of the first known name, and mark it as named.
 
-        None for an image that is excluded; None, and a problem, if none is known.
+        Return None for an excluded image. If no name is known, return None and note a problem.
         """
         for name in names:
             with suppress(DataError):
@@ -110,18 +110,18 @@ class Annotated:
         effect: Effect = "object",
         instance: Hashable = None,
     ) -> None:
-        """Note a mark of an image that was found."""
+        """Add a mark of an image."""
         if number is not None:
             mark = Mark(where, str(category).strip(), draw, effect, instance)
             self.marks[number].append(mark)
 
     def state_size(self, number: int | None, where: str, height: object, width: object) -> None:
-        """Note the size of an image as a file states it."""
+        """Note the size of an image that a file states."""
         if number is not None:
             self.sizes[number] = where, (height, width)
 
     def reject(self, number: int | None, where: str, message: str) -> None:
-        """Note what is wrong with an image."""
+        """Note a problem of an image."""
         self.problems.add(where, message)
         if number is not None:
             self.bad.add(number)
@@ -134,7 +134,7 @@ class Annotated:
         """Count the marks of ignored pixels.
 
         Raises:
-            DataError: Nothing else is marked.
+            DataError: There are no other marks.
         """
         ignored = self._list("ignored")
         if ignored and not self._list("object"):
@@ -151,19 +151,19 @@ class Annotated:
     def draw(
         self, images: Sequence[Path], read: ReadOptions, classes: Sequence[str] | None = None
     ) -> Iterator[DrawnImage]:
-        """Yield what is drawn of each image that is named; note what does not fit.
+        """Yield the mask and boxes of each named image, and note marks that do not fit.
 
         Args:
             images: All images.
-            read: How they are read, which decides what size they have.
-            classes: Categories that get the numbers from 1 on, all others 0; None: 1 for every
-                category.
+            read: Options for reading them, which affect their size.
+            classes: Categories that get numbers from 1, while all others get 0; None gives 1 to
+                every category.
         """
         for number, marks in sorted(self.marks.items()):
             try:
                 frame = Frame.read(images[number], read)
             except DataError:
-                continue  # the image itself is bad, which is told where images are read
+                continue  # the image itself is bad, which the reader of images reports
             first = marks[0].where if marks else ""
             where, stated = self.sizes.get(number, (first, UNSTATED))
             fault = frame.find_fault(stated, is_marked=bool(marks))
@@ -175,7 +175,7 @@ class Annotated:
             yield DrawnImage(number, canvas.mask, canvas.list_boxes())
 
     def _paint(self, canvas: "_Canvas", number: int, image: Path) -> None:
-        """Paint the marks of an image, one over the other."""
+        """Paint the marks of an image, one over another."""
         marks = self.marks[number]
         drawn = DrawnPixels(canvas.mask.shape)
         for mark in marks:
@@ -196,18 +196,18 @@ class Annotated:
 
 
 class _Canvas:
-    """Mask of an image to which marks are added where they are, as there may be 100,000 of them.
+    """Mask of an image; each mark changes only its own part, as there may be 100,000 of them.
 
     Args:
-        size_px: (height, width).
-        classes: Names of the classes from 1; None: there is one.
+        size_px: (height, width) of the image.
+        classes: Names of the classes from 1; None for a single class.
     """
 
     def __init__(self, size_px: Size, classes: Sequence[str] | None) -> None:
         self.mask: Mask = np.zeros(size_px, np.uint8)
         self._classes = classes
         self._has_classes = classes is not None
-        # Of each pixel the object that it shows, from 1; of each object its class and its pixels.
+        # For each pixel its object, from 1; for each object its class and its pixels.
         self._objects = np.zeros(size_px if self._has_classes else (0, 0), np.int32)
         self._numbers = [0]
         self._visible_px = [0]
@@ -215,10 +215,10 @@ class _Canvas:
         self._boxes_px: dict[Hashable, list[int]] = {}
 
     def paint(self, patch: Patch, mark: Mark) -> None:
-        """Paint a mark over those before it; one that lies inside of another one stays on top.
+        """Paint a mark over earlier ones; a mark inside another one stays on top.
 
         Raises:
-            DataError: It overlaps other classes.
+            DataError: The mark overlaps other classes.
         """
         number = self._choose_number(mark)
         if number is None or not patch.marked.any():
@@ -233,11 +233,11 @@ class _Canvas:
     def list_boxes(self) -> Ints:
         """Return the boxes of the objects by class, from top to bottom, as `DrawnImage` has them."""
         rows_px = np.array([*self._boxes_px.values()], np.int64).reshape(-1, 7)
-        # As OpenCV numbers connected parts: by the first square of 2 x 2 px that they touch.
+        # OpenCV numbers connected parts in this order: by the first square of 2 x 2 px they touch.
         return rows_px[np.lexsort((rows_px[:, 6], rows_px[:, 5], rows_px[:, 0])), :5]
 
     def _choose_number(self, mark: Mark) -> int | None:
-        """Return the number that a mark paints; None where its category is none of the classes."""
+        """Return the number that a mark paints, or None if its category is not one of the classes."""
         if mark.effect != "object":
             return IGNORED if mark.effect == "ignored" else 0
         if self._classes is None:
@@ -257,7 +257,7 @@ class _Canvas:
         box[5:] = min(box[5:], square)
 
     def _claim(self, patch: Patch, number: int, category: str) -> Bools:
-        """Return the pixels that a new mark gets; objects of other classes inside of it keep theirs."""
+        """Return the pixels that a new mark gets; objects of other classes inside it keep theirs."""
         objects = patch.of(self._objects)
         marked = patch.marked
         counts_px = np.bincount(objects[marked])
@@ -270,12 +270,12 @@ class _Canvas:
             count_px = int(counts_px[earlier])
             is_inside = count_px >= _INSIDE * marked_px
             holds_it = count_px >= _INSIDE * self._visible_px[earlier]
-            if is_inside == holds_it:  # neither lies inside of the other, or they are the same
+            if is_inside == holds_it:  # neither is inside the other, or they are the same
                 overlap_px += count_px
             else:
                 on_top[earlier] = holds_it
         others_px = int(self._areas_px.sum() - self._areas_px[number])
-        # More than half of the smaller one: neighbours that only touch at their edges are no fault.
+        # More than half of the smaller one: neighbours that only touch at edges are not a fault.
         if 2 * overlap_px > min(marked_px, others_px):
             raise DataError(
                 f"{category!r} overlaps other classes in {overlap_px} px; a pixel has one class"
@@ -287,7 +287,7 @@ class _Canvas:
         return marked
 
     def _take(self, objects: Ints, marked: Bools, number: int) -> None:
-        """Give pixels to a new object, which those that had them lose."""
+        """Assign pixels to a new object, and remove them from earlier objects."""
         taken_px = np.bincount(objects[marked])
         for earlier in np.flatnonzero(taken_px).tolist():
             self._visible_px[earlier] -= int(taken_px[earlier])

@@ -16,11 +16,11 @@ from lit_data.images.read_options import ReadOptions
 from lit_data.images.readers import decode
 from lit_inspect.counts import counted
 
-_SLACK_PX = 1.0  # points of outlines may lie so far outside their image
+_SLACK_PX = 1.0  # largest distance of points of outlines outside their image
 _COORDINATES = 2  # of a point
-_LARGEST_PX = 1e9  # also refuses NaN, infinity and whole numbers that no float holds
+_LARGEST_PX = 1e9  # also refuses NaN, infinity and integers that no float can represent
 _SPECK_PX = 4
-"""Programs that simplify outlines leave two points of a speck of so many pixels: the line is marked."""
+"""Largest speck, in pixels, that programs simplify to an outline of two points, which marks a line."""
 
 _CIRCLE_POINTS = 256
 _OUTLINED = ("polygon", "rectangle", "rotation", "oriented_rectangle")
@@ -29,16 +29,16 @@ _CUT_READ = ReadOptions(palette="index", alpha="drop", equal_channels="brightest
 
 CROSSINGS = 2**20  # of edges and rows, at once
 MOST_COVERS = 256
-"""Shapes of an image may cover it so many times, each counted with its bounding box."""
+"""Most times that the bounding boxes of all shapes together may cover an image."""
 MOST_DRAWN_PX = 2**28
-"""Shapes of a small image may cover so many pixels, however often that is the image."""
+"""Pixels that shapes of a small image may cover in any case."""
 _GROUPS = 7  # of five bits in a number of COCO's text: more than any image has pixels
 
 Mask = Bytes
 
 
 class Patch(NamedTuple):
-    """Marked pixels, in the part of a mask that holds them.
+    """Marked pixels, in the part of a mask that contains them.
 
     Attributes:
         top: First row, px.
@@ -53,17 +53,17 @@ class Patch(NamedTuple):
     crossings: int = 0
 
     def of(self, mask: Any) -> Any:  # noqa: ANN401 - arrays of any dtype
-        """Return that part of a mask [H, W], a view."""
+        """Return a view of this part of a mask [H, W]."""
         height, width = self.marked.shape
         return mask[self.top : self.top + height, self.left : self.left + width]
 
 
 Draw = Callable[[tuple[int, int]], Patch]
-"""Marks pixels of an image of (height, width) px; raises `DataError` for what does not fit."""
+"""Function that marks pixels of an image of (height, width) px, and raises `DataError` for bad marks."""
 
 
 class DrawnPixels:
-    """Count of the pixels that the shapes of one image take, which bounds the time of drawing them.
+    """Count of the pixels of the shapes of one image, which limits the time to draw them.
 
     Args:
         shape: (height, width) of the image, px.
@@ -77,11 +77,11 @@ class DrawnPixels:
 
     @property
     def are_too_many(self) -> bool:
-        """Return True if nothing more may be drawn."""
+        """Return True if no more shapes may be drawn."""
         return self.drawn_px >= self.most_px
 
     def add(self, patch: Patch) -> None:
-        """Count a shape with its bounding box, or with its crossings where these are more."""
+        """Count a shape by its bounding box, or by its crossings if these are more."""
         self.drawn_px += max(patch.marked.size, patch.crossings)
 
 
@@ -89,9 +89,9 @@ def outline(points: Any, *, scaled: bool = False, is_cut: bool = False) -> Draw:
     """Return a function that fills an outline.
 
     Args:
-        points: x, y, x, y, ... in px, or fractions of the image.
-        scaled: They are fractions.
-        is_cut: What lies beyond the image is cut off, as of shapes that were turned.
+        points: x, y, x, y, ... in px, or in fractions of the image.
+        scaled: True if the points are fractions.
+        is_cut: Cut off parts beyond the image, as for rotated shapes.
     """
 
     def draw(shape: Size) -> Patch:
@@ -130,7 +130,7 @@ def ellipse_corners(x: float, y: float, radius_x: float, radius_y: float) -> lis
 
 
 def turn(corners: list[float], degrees: float) -> list[float]:
-    """Turn an outline clockwise, as it is seen, around the mean of its corners."""
+    """Rotate an outline clockwise on the screen, around the mean of its corners."""
     if not degrees:
         return corners
     points = np.array(corners).reshape(-1, 2)
@@ -144,7 +144,7 @@ def labelme_shape(shape: Mapping[str, Any]) -> Draw:
     """Return a function that marks a shape of LabelMe.
 
     Raises:
-        DataError: It is of a kind that marks no pixels, or is not known.
+        DataError: The shape is of a kind that marks no pixels, or that is unknown.
     """
     kind = shape.get("shape_type", "polygon")
     points = _list_coordinates(shape.get("points", []))
@@ -166,7 +166,7 @@ def _list_coordinates(points: object) -> list[float]:
     """Return x, y, x, y, ... of a list of points.
 
     Raises:
-        DataError: It is none, or a number is not finite.
+        DataError: The value is not a list of points, or a number is not finite.
     """
     coordinates: list[float] = []
     for point in points if isinstance(points, list) else [points]:
@@ -187,9 +187,9 @@ def cut_mask(points: Any, text: Any) -> Draw:  # noqa: ANN401 - as a file gives 
     """Return a function that marks the pixels of a small mask that are not 0.
 
     Args:
-        points: left, top, right and bottom pixel of its box, as LabelMe gives them; at the edge of
-            an image the last ones may lie one pixel outside.
-        text: The mask as an image file, in base64.
+        points: Left, top, right and bottom pixel of its box, as in LabelMe; at the edge of an
+            image, the last ones may be one pixel outside.
+        text: The mask as an image file in base64.
     """
 
     def draw(shape: Size) -> Patch:
@@ -201,7 +201,7 @@ def cut_mask(points: Any, text: Any) -> Draw:  # noqa: ANN401 - as a file gives 
         stream = BytesIO(data)
         header = parse_header(stream, ".png", _CUT_READ)
         height, width = header.height_px, header.width_px
-        # Before anything is decoded, so that it takes no more than the image does.
+        # Before anything is decoded, so that it takes no more memory than the image.
         is_box = 0 <= bottom - top + 1 - height <= 1 and 0 <= right - left + 1 - width <= 1
         fits = 0 <= top <= shape[0] - height and 0 <= left <= shape[1] - width
         if not is_box or not fits:
@@ -215,7 +215,7 @@ def cut_mask(points: Any, text: Any) -> Draw:  # noqa: ANN401 - as a file gives 
 
 
 def cut_runs(box: Sequence[float], text: str) -> Draw:
-    """Return a function that marks runs of pixels in a box, row by row, unmarked ones first.
+    """Return a function that marks runs of pixels in a box, row by row, with unmarked ones first.
 
     Args:
         box: Left, top, width and height of the box, px.
@@ -243,14 +243,14 @@ def cut_runs(box: Sequence[float], text: str) -> Draw:
 
 
 def _fill(shape: Size, corners: Doubles) -> Patch:
-    """Mark the pixels whose middle lies inside an outline.
+    """Mark the pixels whose center is inside an outline.
 
-    Of an outline that holds no middle those of its corners are marked.
+    If an outline contains no center, the pixels of its corners are marked.
     """
     places = np.clip(np.floor(corners), 0, np.array(shape)[::-1] - 1).astype(np.int64)
     (left, top), (right, bottom) = places.min(0).tolist(), places.max(0).tolist()
-    # A pixel is inside where the number of edges to its left in its row is odd: one bit of each
-    # count is enough, and a byte may overflow.
+    # A pixel is inside if the number of edges to its left in its row is odd: one bit of each count
+    # is enough, and a byte may overflow.
     turns = np.zeros((bottom - top + 1, right - left + 2), np.uint8)
     crossings = 0
     for row, crossing in _cross(corners, top, turns.shape[0], shape[0] * shape[1]):
@@ -265,9 +265,9 @@ def _fill(shape: Size, corners: Doubles) -> Patch:
 
 
 def _cross(corners: Doubles, top: int, height: int, pixels: int) -> Iterator[tuple[Ints, Doubles]]:
-    """Yield rows from `top` on whose middles edges cross, and the x of each crossing, in parts."""
+    """Yield the rows from `top` whose centers are crossed by edges, and the x of each crossing, in parts."""
     (x, y), (next_x, next_y) = corners.T, np.roll(corners, -1, axis=0).T
-    # Rows from `first` to before `end` have their middles between the ends of an edge.
+    # Rows from `first` to before `end` have their centers between the ends of an edge.
     lower, upper = np.minimum(y, next_y), np.maximum(y, next_y)
     first = np.clip(np.ceil(lower - 0.5) - top, 0, height).astype(np.int64)
     end = np.clip(np.ceil(upper - 0.5) - top, 0, height).astype(np.int64)
@@ -288,7 +288,7 @@ def _cross(corners: Doubles, top: int, height: int, pixels: int) -> Iterator[tup
 
 
 def runs(text: str) -> Draw:
-    """Return a function that marks runs of pixels: start and length in turn, column by column, counted from 1."""
+    """Return a function that marks runs: alternating start and length, column by column, counted from 1."""
 
     def draw(shape: Size) -> Patch:
         try:
@@ -308,7 +308,8 @@ def runs(text: str) -> Draw:
 def counts(segmentation: Any) -> Draw:  # noqa: ANN401 - as a file gives it
     """Return a function that marks the runs of COCO.
 
-    ``counts`` is a list or a text; runs go by columns, unmarked ones first; beside it is ``size``.
+    ``counts`` is a list or a text of runs by columns, with unmarked ones first, and comes with
+    ``size``.
     """
 
     def draw(shape: Size) -> Patch:
@@ -329,7 +330,7 @@ def counts(segmentation: Any) -> Draw:  # noqa: ANN401 - as a file gives it
 
 
 def run_lengths(mask: Bools) -> list[int]:
-    """Return the lengths of the runs of a mask by columns, background first, as `counts` takes them."""
+    """Return the lengths of the runs of a mask by columns, background first, as in `counts`."""
     # COCO counts down the columns.
     flat = mask.T.ravel()
     edges = np.flatnonzero(np.diff(flat)) + 1
@@ -352,7 +353,7 @@ def _mark_runs(shape: Size, begins: Ints, lengths: Ints) -> Patch:
     ends = begins + lengths
     _check_end(shape, int(ends.max()))
     left, right = int(begins.min()) // height, -(-int(ends.max()) // height)
-    # One up where a run begins and one down where it ends: their sum counts the runs of a pixel.
+    # Add 1 at the start of a run and subtract 1 at its end: the sum counts the runs of a pixel.
     steps = np.zeros((right - left) * height + 1, np.int32)
     np.add.at(steps, begins - left * height, 1)
     np.add.at(steps, ends - left * height, -1)
@@ -361,10 +362,10 @@ def _mark_runs(shape: Size, begins: Ints, lengths: Ints) -> Patch:
 
 
 def _unpack(text: str) -> Ints:
-    """Return the numbers of COCO's text.
+    """Decode the numbers in the text form of COCO.
 
-    Each is written as groups of six bits from 48 on, of which one says that more follow; from the
-    fourth on they are differences to the last but one.
+    Each number is written in groups of six bits, offset by 48, with one bit that says that more
+    follow; from the fourth on, numbers are differences from the last but one.
     """
     bits = np.frombuffer(text.encode("ascii"), np.uint8).astype(np.int64) - 48
     last = np.flatnonzero(bits & 32 == 0)

@@ -1,4 +1,4 @@
-"""Tables of images and their labels or runs of pixels: CSV files, as people and programs write them."""
+"""CSV files of images with their labels or runs of pixels."""
 
 import csv
 import io
@@ -14,11 +14,11 @@ from lit_data.core.opening import decode_text, open_source, read_whole
 from lit_data.images.discovery import check_inside, list_shown
 from lit_inspect.counts import counted
 
-_MOST_TABLES = 3  # that a message describes
+_MOST_TABLES = 3  # tables that a message describes
 _NUMBERED = r"([^/\d]+?)[-_. ]?\d+\.\w+$"
-"""Finds the word that the name of a file begins with, before its number."""
+"""Pattern of the word at the beginning of the name of a file, before its number."""
 _MOST_STEMS = 20
-BOTH_COLUMNS = "imageid_classid"  # of a column that holds both
+BOTH_COLUMNS = "imageid_classid"  # name of a column with both
 IMAGE_COLUMNS = (
     "imageid",
     "image",
@@ -42,7 +42,7 @@ CLASS_COLUMNS = (
 
 
 class ImageLabels(NamedTuple):
-    """Labels of images, and the table that they come from."""
+    """Labels of images, and their source table."""
 
     labels: tuple[str, ...]
     path: Path
@@ -52,7 +52,7 @@ def read_table(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
     """Return the names of the columns of a CSV file, and its rows.
 
     Raises:
-        DataError: It cannot be read, or is a table of images and no UTF-8.
+        DataError: The file cannot be read, or is a table of images that is not UTF-8.
     """
     with open_source(path) as stream:
         data = read_whole(stream)
@@ -70,7 +70,7 @@ def read_table(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
 
 
 def choose_column(columns: Sequence[str], known: Sequence[str]) -> str:
-    """The column of a table that has one of some names, whatever its case; empty if none has."""
+    """Return the column of a table with one of the known names, in any case, or "" if there is none."""
     column_of = {str(name).strip().lower(): str(name) for name in columns}
     return next((column_of[name] for name in known if name in column_of), "")
 
@@ -83,13 +83,13 @@ def read_labels(
     Args:
         folder: The root of the set.
         images: All images.
-        excluded: Those that are left out, which a table may name too.
+        excluded: Images that are left out, which a table may name too.
 
     Returns:
-        The labels; None where there is no such table.
+        The labels, or None if there is no such table.
 
     Raises:
-        DataError: It names images that are not there, or leaves some out: all are listed.
+        DataError: The table names missing images, or lacks some; all are listed.
     """
     index = NameIndex(images, excluded)
     for path in list_shown(folder, "*.csv"):
@@ -106,7 +106,7 @@ def read_labels(
 def _match_labels(
     named: Sequence[tuple[str, str]], images: Sequence[Path], index: NameIndex, path: Path
 ) -> tuple[str, ...]:
-    """Return the label of each image, where a table names images and their labels."""
+    """Return the label of each image, from the names and labels of a table."""
     labels, problems = dict[int, str](), Problems()
     for line, (name, label) in enumerate(named, 2):  # the first line has the names of the columns
         where = f"{path}, row {line}"
@@ -129,12 +129,12 @@ def _match_labels(
 
 
 def describe_lack(folder: Path, kinds: Sequence[str], names: Sequence[str]) -> str:
-    """Return the message for a folder whose images have no labels, with what was seen instead.
+    """Return the message for a folder whose images have no labels, with what was found instead.
 
     Args:
-        folder: Of the set.
-        kinds: Those that folders name.
-        names: Paths of the images below it.
+        folder: Folder of the dataset.
+        kinds: Kinds that folders name.
+        names: Paths of the images below the folder.
     """
     seen = list(kinds)
     for path in list_shown(folder, "*.csv")[:_MOST_TABLES]:

@@ -1,7 +1,7 @@
-"""Labels as in PASCAL VOC: one XML file an image, boxes of whole pixels counted from 1.
+"""Labels in PASCAL VOC format: one XML file per image, with boxes in whole pixels counted from 1.
 
-Lists of VOC name images without folder or extension; what finds images by such names serves the
-other formats too.
+Lists of VOC name images without folder or extension. The index of such names is also used by the
+other formats.
 """
 
 import logging
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Difficult = bool | Literal["ignore"]
-"""Objects marked as difficult: kept, left out, or neither learned nor wrong where they are found."""
+"""Treatment of objects marked as difficult: keep, drop, or exclude from training and scores."""
 
 MAX_XML_BYTES = 10_000_000
 
-_FEW = 8  # images of one name that are looked at one by one
+_FEW = 8  # images of one name that are compared one by one
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,9}(?:\.[0-9]*)?")
 
@@ -66,24 +66,24 @@ _FROM_ZERO = replace(_FORM, to_corners=_find_corners_from_zero)
 
 
 class NameIndex:
-    """Index of images by the names that lists and label files use.
+    """Index of images by the names in lists and label files.
 
     A name is any end of the path, with or without extension.
 
     Args:
-        images: Their paths.
-        excluded: Paths that may be named but are not meant where an image has the name too; numbers
-            go on with them.
+        images: Paths of the images.
+        excluded: Paths of excluded images, whose numbers follow those of the images. An image with
+            the same name takes precedence.
 
     Attributes:
-        count: Of the images; numbers from there on are those of excluded ones.
+        count: Number of images; higher numbers are those of excluded ones.
     """
 
     def __init__(self, images: Sequence[PathText], excluded: Sequence[PathText] = ()) -> None:
         self.count = len(images)
         self._paths = [_root_path(os.fspath(path)) for path in (*images, *excluded)]
         folders = [posixpath.dirname(path) for path in self._paths] or ["/"]
-        # What all have in common says nothing of a split.
+        # A common folder of all images does not tell a split.
         self._common = len(posixpath.commonpath(folders))
         self._numbers: dict[str, list[int]] = defaultdict(list)
         self._tails: dict[str, dict[str, list[int]]] = {}  # for names that many images have
@@ -93,7 +93,7 @@ class NameIndex:
                 self._numbers[key].append(number)
 
     def find_path(self, path: str) -> int | None:
-        """Return the number of the image of a whole path; None if there is none."""
+        """Return the number of the image with a whole path, or None if there is none."""
         target = _root_path(path)
         for number in self._numbers.get(posixpath.basename(target), ()):
             if self._paths[number] == target:
@@ -101,20 +101,20 @@ class NameIndex:
         return None
 
     def find(self, name: str, split: str | None = None) -> int:
-        """Return the number of the image of a name.
+        """Return the number of the image with a name.
 
         Args:
-            name: `a`, `a.jpg`, `train/a.jpg`, `./images/train/a.jpg` or a whole path; accents in
-                any composition.
-            split: Chooses among images of one name in folders of several splits.
+            name: `a`, `a.jpg`, `train/a.jpg`, `./images/train/a.jpg` or a whole path; composed and
+                decomposed accents are equal.
+            split: Split to choose among images of one name in folders of several splits.
 
         Raises:
-            DataError: There is none, or more than one.
+            DataError: There is no such image, or more than one.
         """
         matches = self._list_matches(_root_path(name))
         if len(matches) > 1:
             matches = [n for n in matches if split and self._split(n) == split] or matches
-            # An image counts more than excluded ones, of which any will do.
+            # An image takes precedence over excluded ones, any of which will do.
             matches = [n for n in matches if n < self.count] or matches[:1]
         if not matches:
             raise DataError(f"no image is named {escape(name)!r}")
@@ -127,7 +127,7 @@ class NameIndex:
         return matches[0]
 
     def _list_matches(self, target: str) -> list[int]:
-        """Return the numbers of the images whose path ends like a target, with its type or without."""
+        """Return the numbers of the images whose path ends with a target, with or without extension."""
         name = posixpath.basename(target)
         known: Sequence[int] = self._numbers.get(name, ())
         if len(known) > _FEW:
@@ -139,7 +139,7 @@ class NameIndex:
         return matches
 
     def _find_tail(self, name: str, target: str, numbers: Sequence[int]) -> Sequence[int]:
-        """Return those of many images of one name whose path ends like a target, by a table."""
+        """Look up the images whose path ends with a target, among many images of one name."""
         if name not in self._tails:
             tails = self._tails[name] = defaultdict(list)
             for number in numbers:
@@ -166,7 +166,7 @@ class _LabelWalk(FolderWalk):
         super().__init__(root, patterns, exclude)
 
     def _is_wanted(self, name: str, relative: str) -> bool:
-        if name == "classes.txt":  # LabelImg writes that beside labels
+        if name == "classes.txt":  # LabelImg writes it beside labels
             return False
         return self._matches(relative) is not None and not self._excludes(relative)
 
@@ -180,13 +180,13 @@ def match_label_files(
     exclude: Sequence[str],
     faults: Faults,
 ) -> tuple[dict[int, Path], Problems]:
-    """Find the files of one extension in folders of some names, and the images they belong to.
+    """Find the files of one extension in folders with given names, and their images.
 
-    Without names of folders a file belongs to the image of its name in its own folder.
+    Without names of folders, a file belongs to the image of its name in its own folder.
 
     Returns:
-        The label file of each image that has one, and what is wrong with the other files. Links that
-        lead nowhere or out of the root, and what is no file, are among the faults.
+        The label file of each image that has one, and the problems of the other files. Links that
+        lead nowhere or out of the root, and entries that are not files, are added to the faults.
     """
     walk = _LabelWalk(root, suffix, parents, exclude)
     names = sorted(walk.run())
@@ -211,7 +211,7 @@ def match_label_files(
             if first != root / name:
                 raise DataError(f"labels the same image as {show_path(first)}")
         except DataError as error:
-            # Text such as a README.txt lies beside labels too.
+            # Text files such as a README.txt may be beside labels too.
             if suffix == ".txt" and not find_format(root / name, root):
                 continue
             problems.add(root / name, f"label file {row} of {len(names)}: {error}")
@@ -221,12 +221,11 @@ def match_label_files(
 def _find_labelled(index: NameIndex, name: str, parents: Sequence[str]) -> int:
     """Find the image of a label file.
 
-    It lies in the folder of the same name below ``images``, or has that name anywhere.
-
-    Of images of one name, that of the label file's split is meant.
+    It is in the folder of the same name below ``images``, or has that name anywhere. Among images
+    with the same name, the one in the split of the label file is chosen.
     """
     parts = name.split("/")
-    # The innermost folder of labels: those above it may have such names too.
+    # The innermost folder of labels, since folders above it may have such names too.
     last = max(index for index, part in enumerate(parts[:-1]) if part in parents)
     try:
         return index.find("/".join([*parts[:last], "images", *parts[last + 1 :]]))
@@ -246,16 +245,16 @@ def read_voc_labels(
     """Read one XML file for each image.
 
     Pixels count from 1 and ``xmax``, ``ymax`` belong to the box, as the VOC development kit
-    measures it (``VOCevaldet.m``: width = ``xmax - xmin + 1``). So x1 = (xmin - 1) / width, x2 =
+    measures them (``VOCevaldet.m``: width = ``xmax - xmin + 1``). So x1 = (xmin - 1) / width, x2 =
     xmax / width, and a box from 1 to the width of the image covers it; detectron2
     ``data/datasets/pascal_voc.py`` reads it the same way. A box with ``xmin == xmax`` is one pixel
-    wide. Where a box of any file begins at 0, all of them are from edge to edge, counted from 0, as
-    other programs write them; a line says so.
+    wide. If a box of any file begins at 0, all boxes are taken from edge to edge, counted from 0,
+    as other programs write them; this is logged.
 
     Args:
-        images: Their paths.
-        frames: Those of the images.
-        files: The XML file of each image; None for an image without boxes.
+        images: Paths of the images.
+        frames: Frames of the images.
+        files: XML file of each image; None for an image without boxes.
         classes: Names of the classes; by default those that occur, sorted.
         difficult: What becomes of objects that are marked as difficult.
         on_bad: ``skip`` leaves bad objects out and lists them. Files that cannot be read or that
@@ -263,7 +262,7 @@ def read_voc_labels(
 
     Raises:
         ConfigError: An argument is not allowed.
-        DataError: Lists what is wrong with any object of any file.
+        DataError: Objects or files are bad; everything is listed.
     """
     problems = Problems()
     roots = _read_roots(files, problems)
@@ -291,7 +290,7 @@ def read_voc_labels(
 
 
 def _read_roots(files: Sequence[PathText | None], problems: Problems) -> "list[Element | None]":
-    """Return the content of each file, None without one; bad files are None too, and are problems."""
+    """Return the content of each file, or None for a missing or bad file; bad files become problems."""
     roots: list[Element | None] = []
     for path in files:
         root = None
@@ -305,15 +304,15 @@ def _read_roots(files: Sequence[PathText | None], problems: Problems) -> "list[E
 
 
 def read_xml(path: PathText, tag: str = "annotation", max_bytes: int = MAX_XML_BYTES) -> "Element":
-    """Read a file of labels without following what could unpack or name other files.
+    """Read a label file, and refuse entities, which could expand to any size or name other files.
 
     Args:
-        path: Of the file.
-        tag: Of its root.
-        max_bytes: What is larger is refused.
+        path: Path of the file.
+        tag: Tag of its root.
+        max_bytes: Largest size of the file.
 
     Raises:
-        DataError: It is damaged, too large, declares entities, or has another root.
+        DataError: The file is damaged, too large, declares entities, or has another root.
     """
     from xml.etree.ElementTree import ParseError, fromstring
 
@@ -323,8 +322,8 @@ def read_xml(path: PathText, tag: str = "annotation", max_bytes: int = MAX_XML_B
             what = "labels of one image" if max_bytes == MAX_XML_BYTES else "a file of labels"
             raise DataError(f"{size_bytes} bytes, more than the {max_bytes} allowed for {what}")
         data = read_whole(stream)
-        # Entities, which can unpack to any size or name other files, are declared there. Without
-        # the zero bytes the word shows in UTF-16 too.
+        # Entities, which can expand to any size or name other files, are declared there. Without
+        # the zero bytes, the word is visible in UTF-16 too.
         if b"<!DOCTYPE" in data.replace(b"\0", b""):
             raise DataError("holds a <!DOCTYPE>, which labels do not need; remove it")
         try:
@@ -339,7 +338,7 @@ def read_xml(path: PathText, tag: str = "annotation", max_bytes: int = MAX_XML_B
 
 
 def _choose_form(roots: "Sequence[Element | None]", files: Sequence[PathText | None]) -> BoxForm:
-    """Return the form of the boxes of all files: an edge at 0 tells that pixels count from 0."""
+    """Return the form of the boxes of all files; an edge at 0 means that pixels count from 0."""
     for root, path in zip(roots, files, strict=True):
         for box in () if root is None else root.iterfind("object/bndbox"):
             edges = [_read_text(box, side) for side in _SIDES[:2]]
@@ -391,7 +390,7 @@ def _read_object(
 
 
 def _describe_turn(item: "Element") -> str:
-    """Return why an object of roLabelImg or CVAT is no box, as it is turned; else an empty text."""
+    """Return why a rotated object of roLabelImg or CVAT is refused, or "" for others."""
     angles = [_read_text(item, "robndbox/angle"), _read_text(item, "bndbox/angle")]
     for attribute in item.iterfind("attributes/attribute"):
         if _read_text(attribute, "name") == "rotation":
@@ -404,6 +403,6 @@ def _read_text(item: "Element", path: str) -> str:
 
 
 def _root_path(name: str) -> str:
-    """Return a name as a path from the root, in one composition of accents and without ``./``."""
+    """Return a name as a path from the root, with composed accents and without ``./``."""
     normal = unicodedata.normalize("NFC", name.replace("\\", "/"))  # lists written on Windows
     return "/" + posixpath.normpath(normal).lstrip("/")

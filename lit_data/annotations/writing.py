@@ -1,4 +1,4 @@
-"""Labels of images as files of the tools that people label with: COCO, LabelMe, CVAT, Label Studio, FiftyOne, masks."""
+"""Writers of labels for labeling tools: COCO, LabelMe, CVAT, Label Studio, FiftyOne, masks."""
 
 import json
 import logging
@@ -26,29 +26,29 @@ from lit_inspect.counts import counted
 log = logging.getLogger(__name__)
 
 Kind = Literal["regions", "boxes", "classes"]
-"""What is known of an image: pixels, boxes, or one class."""
+"""Kind of labels of an image: pixels, boxes, or one class."""
 
 Polygon = list[list[float]]
-_SLACK_PX = 0.5  # that an outline may lie beside its pixels, so that it has few points
+_SLACK_PX = 0.5  # largest distance of an outline from its pixels, so that it has few points
 _LABELSTUDIO_TAGS: Mapping[Kind, str] = {
     "regions": "PolygonLabels",
     "boxes": "RectangleLabels",
     "classes": "Choices",
 }
 _UPRIGHT = ReadOptions(exif="apply")
-_WHOLE = 255  # pixels of masks that tell no classes apart
+_WHOLE = 255  # value of defects in masks with a single class
 
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """An object of an image, or the class of all of it.
+    """Object in an image, or the class of the whole image.
 
     Attributes:
-        name: Of its class.
-        number: Of its class, from 1.
-        score: In 0..1.
+        name: Name of its class.
+        number: Number of its class, from 1.
+        score: Score in 0..1.
         box: Left, top, width and height, px.
-        pixels: [h, w] those of the box that belong to it; None where no pixels are known.
+        pixels: [h, w] True for pixels of the box that belong to it; None if unknown.
     """
 
     name: str
@@ -63,14 +63,14 @@ class ImageLabels:
     """Labels of an image.
 
     Attributes:
-        kind: Of what is known of it.
+        kind: Kind of labels.
         name: Path below the root, with forward slashes.
-        stem: The same without the type, where that is enough to know the image.
-        path: Of its file.
-        size_px: (height, width) of its file.
-        score: Of the image, 0..1.
-        margin: How far its score is from where it would be judged otherwise.
-        objects: Its objects, or its one class.
+        stem: The same without the extension, if that is enough to identify the image.
+        path: Path of the file.
+        size_px: (height, width) of the file.
+        score: Score of the image, 0..1.
+        margin: Distance of the score from the threshold that would change the verdict.
+        objects: Objects of the image, or its one class.
     """
 
     kind: Kind
@@ -84,11 +84,11 @@ class ImageLabels:
 
 
 Images = Iterable[ImageLabels]
-"""Read one at a time, the least sure first."""
+"""Images that are read one at a time, the least certain first."""
 
 
 def write_coco(images: Images, classes: Sequence[str], folder: Path) -> None:
-    """Write ``annotations/instances_default.json``, the instances of COCO with their scores."""
+    """Write ``annotations/instances_default.json``, COCO instances with their scores."""
     tables: dict[str, list[dict[str, Any]]] = {"images": [], "annotations": []}
     for number, image in enumerate(images, 1):
         height, width = image.size_px
@@ -115,7 +115,7 @@ def write_coco(images: Images, classes: Sequence[str], folder: Path) -> None:
 
 
 def _count_runs(labelled: Labelled, size_px: Size) -> dict[str, Any]:
-    """Return the pixels of an object as COCO's runs, which go down the columns of the image."""
+    """Return the pixels of an object as runs of COCO, which go down the columns of the image."""
     assert labelled.pixels is not None
     height, width = size_px
     left, top, columns, rows = map(int, labelled.box)
@@ -132,12 +132,13 @@ def _count_runs(labelled: Labelled, size_px: Size) -> dict[str, Any]:
 
 
 def write_labelme(images: Images, classes: Sequence[str], folder: Path) -> None:
-    """Copy the images, numbered so that the least sure come first, with a file of shapes beside each.
+    """Copy the images, numbered from the least certain one, with a file of shapes beside each.
 
-    LabelMe turns images by their EXIF tag, and refuses shapes of another size. A warning counts them.
+    LabelMe rotates images by their EXIF tag, and refuses shapes of another size. A warning counts
+    such images.
 
     Raises:
-        ConfigError: The images lie at an address.
+        ConfigError: The images are on a server.
     """
     turned = []
     for number, image in enumerate(images, 1):
@@ -168,7 +169,7 @@ def write_labelme(images: Images, classes: Sequence[str], folder: Path) -> None:
 
 
 def _is_turned(path: Path, size_px: Size) -> bool:
-    """Return True if programs that go by the EXIF tag show an image in another size."""
+    """Return True if programs that follow the EXIF tag show an image in another size."""
     try:
         return read_header(path, _UPRIGHT).shape[1:] != size_px
     except DataError:
@@ -190,12 +191,12 @@ def _draw_shape(labelled: Labelled) -> dict[str, Any]:
 
 
 def outline_pixels(labelled: Labelled) -> Polygon:
-    """Return an outline of an object in px of its image, as [x, y]; its holes are filled."""
+    """Return an outline of an object in px of its image, as [x, y], with holes filled."""
     import cv2
 
     assert labelled.pixels is not None
     left, top, _, _ = labelled.box
-    # Of pixels twice as fine, so that the middles of all pixels lie inside.
+    # At twice the resolution, so that the centers of all pixels are inside.
     fine = labelled.pixels.astype(np.uint8).repeat(2, 0).repeat(2, 1)
     contours, _ = cv2.findContours(fine, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
     contour = max(contours, key=len)
@@ -206,7 +207,7 @@ def outline_pixels(labelled: Labelled) -> Polygon:
 
 
 def write_cvat(images: Images, classes: Sequence[str], folder: Path) -> None:
-    """Write ``annotations.xml``, CVAT for images 1.1: masks, boxes, or a tag of each image."""
+    """Write ``annotations.xml``, CVAT for images 1.1: masks, boxes, or a tag for each image."""
     root = Element("annotations")
     SubElement(root, "version").text = "1.1"
     labels = SubElement(SubElement(SubElement(root, "meta"), "task"), "labels")
@@ -311,7 +312,7 @@ def _describe_fiftyone(labelled: Labelled, image: ImageLabels) -> dict[str, Any]
 
 
 def write_masks(images: Images, classes: Sequence[str], folder: Path) -> None:
-    """Write a PNG for each image: 0 and 255, or the numbers of classes where there are several."""
+    """Write a PNG for each image: 0 and 255, or class numbers if there are several classes."""
     for image in images:
         mask: Bytes = np.zeros(image.size_px, np.uint8)
         for labelled in image.objects:
@@ -334,4 +335,4 @@ FORMS: Mapping[str, tuple[Callable[[Images, Sequence[str], Path], None], frozens
     "labelstudio": (write_labelstudio, frozenset(("regions", "boxes", "classes"))),
     "masks": (write_masks, frozenset(("regions",))),
 }
-"""Writer of each form, and what it has a place for."""
+"""Writer of each format, and the kinds of labels that it supports."""

@@ -1,4 +1,4 @@
-"""Labels as YOLO text, one file an image: ``class cx cy w h`` in fractions of the image a line."""
+"""Labels in YOLO text, one file per image: each line is ``class cx cy w h`` in fractions of the image."""
 
 import logging
 import re
@@ -27,21 +27,21 @@ CLASS_FILES = (
     "obj.names",
     "train/_darknet.labels",  # CVAT; Roboflow
 )
-"""Files with the name of a class in each line, below the root."""
+"""Files below the root with the name of a class on each line."""
 
 YAML_FILES = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
-"""Files that describe a set, below the root."""
+"""Files below the root that describe a dataset."""
 
 YAML_SUFFIXES = (".yaml", ".yml")
 _MOST_YAML_BYTES = 2**24
-_MOST_DIGITS = 10  # of the number of a class
+_MOST_DIGITS = 10  # of a class number
 
-# Possessive repetitions: no digit is tried twice, so that long lines take no long time.
+# Possessive repetitions try no digit twice, so that long lines do not take long.
 _NUMBER = r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?"
 _IS_NUMBER = re.compile(_NUMBER)
 _LINE = re.compile(r"([0-9]{1,9})(?:\.0*)?" + rf"[ \t]+({_NUMBER})" * 4)
 _LARGEST_FRACTION = 2.0
-"""Above it a number is in pixels; between 1 and it a box merely lies outside."""
+"""Limit above which a number is in pixels; between 1 and the limit, a box is merely outside the image."""
 
 
 def _find_pixels(boxes: Doubles) -> Bools:
@@ -73,17 +73,17 @@ def read_yolo_labels(
     ``1.0``. See `name_numbers` for the names of the classes.
 
     Args:
-        images: Their paths.
-        frames: Those of the images.
-        files: The label file of each image; None, or an empty file, for an image without boxes.
-        names: Those of the numbers in the files, from 0 on, where a file of the set has them.
-        classes: Names of the classes of the result; by default `names`. Without `names` they are
-            those of the numbers.
-        on_bad: ``skip`` leaves bad lines out and lists them. Pixels among shares stay an error.
+        images: Paths of the images.
+        frames: Frames of the images.
+        files: Label file of each image; None, or an empty file, for an image without boxes.
+        names: Names of the class numbers in the files, from 0, if a file of the dataset has them.
+        classes: Names of the classes of the result; by default `names`. Without `names`, they are
+            the names of the numbers.
+        on_bad: ``skip`` skips bad lines and lists them. Pixels among fractions stay an error.
 
     Raises:
         ConfigError: An argument is not allowed.
-        DataError: Lists what is wrong with any line of any file.
+        DataError: Lines or files are bad; everything is listed.
     """
     collector = BoxCollector(_FORM, frames, on_bad=on_bad)
     numbers, others = _collect([path for _, path in zip(images, files, strict=True)], collector)
@@ -100,7 +100,7 @@ def read_yolo_labels(
 def _collect(
     files: Sequence[PathText | None], collector: BoxCollector
 ) -> tuple[set[int], list[tuple[PathText, int, str]]]:
-    """Collect the boxes of all files by their numbers; return these, and the lines that are no boxes."""
+    """Collect the boxes of all files, and return the class numbers and the lines that are not boxes."""
     numbers = set[int]()
     others = []
     for image, path in enumerate(files):
@@ -124,14 +124,14 @@ def _collect(
 
 
 def name_numbers(numbers: Collection[int], names: Sequence[str]) -> dict[int, str]:
-    """Return the name of each number of a class, as label files have it.
+    """Return the name of each class number in label files.
 
-    Numbers that no file names are names themselves. Numbers that are 1 to the number of names, all
-    of them and no other, count from 1. A line says either.
+    Without names, numbers stand for themselves. If the numbers are exactly 1 to the number of
+    names, they count from 1. Either is logged.
 
     Args:
-        numbers: Those of all files of the set.
-        names: Those that a file of the set gives, or none.
+        numbers: Class numbers in all files of the dataset.
+        names: Names from a file of the dataset; empty if there are none.
     """
     if not names:
         if numbers:
@@ -152,17 +152,17 @@ def name_numbers(numbers: Collection[int], names: Sequence[str]) -> dict[int, st
 
 
 def read_lines(path: PathText) -> list[str]:
-    """Return the lines of a UTF-8 text file without the spaces around them; an empty file has none.
+    """Return the lines of a UTF-8 text file without surrounding spaces; an empty file has no lines.
 
     Raises:
-        DataError: It cannot be read.
+        DataError: The file cannot be read.
     """
     with naming(path):
         if Path(path).is_file() and Path(path).stat().st_size == 0:
             return []
     with open_source(path) as stream:
         text = decode_text(read_whole(stream))
-    # str.splitlines would also split at characters that names may hold.
+    # str.splitlines would also split at characters that names may contain.
     return [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
 
 
@@ -171,10 +171,10 @@ class DataYaml:
     """Content of a ``data.yaml``.
 
     Args:
-        classes: Names of the classes; empty if it names none.
-        folder: ``path``, relative to the file's folder.
-        splits: For each of train, val, test its folders and list files, relative to `folder`; those
-            it names only.
+        classes: Names of the classes; empty if the file has none.
+        folder: ``path``, relative to the folder of the file.
+        splits: Folders and list files of each of train, val and test that the file names, relative
+            to `folder`.
     """
 
     classes: tuple[str, ...]
@@ -183,14 +183,14 @@ class DataYaml:
 
 
 def read_data_yaml(path: PathText) -> DataYaml:
-    """Read the file that Ultralytics describes a set with (docs.ultralytics.com/datasets/detect).
+    """Read the file that describes a dataset for Ultralytics (docs.ultralytics.com/datasets/detect).
 
     Args:
         path: A YAML file with ``names`` as a list or by number, ``nc``, ``path``, ``train``,
             ``val``, ``test``.
 
     Raises:
-        DataError: It is not that; ``nc`` and ``names`` disagree.
+        DataError: The file has another form, or ``nc`` and ``names`` disagree.
     """
     data = read_within(path, _MOST_YAML_BYTES)
     with naming(path):
@@ -210,7 +210,7 @@ def read_data_yaml(path: PathText) -> DataYaml:
 
 
 def find_set_yaml(root: Path) -> Path | None:
-    """Return the YAML file that describes a set: `data.yaml`, `dataset.yaml`, or the only one with names."""
+    """Return the YAML file that describes a dataset: `data.yaml`, `dataset.yaml`, or the only one with names."""
     named = [path for path in map(root.joinpath, YAML_FILES) if is_there(path)]
     if named:
         return named[0]
@@ -227,7 +227,7 @@ def _names_classes(path: Path) -> bool:
 
 
 def find_class_file(root: Path) -> Path | None:
-    """Return the file that names the classes of a set, if there is one."""
+    """Return the file with the class names of a dataset, if there is one."""
     yaml = find_set_yaml(root)
     if yaml is not None and read_data_yaml(yaml).classes:
         return yaml
@@ -235,10 +235,10 @@ def find_class_file(root: Path) -> Path | None:
 
 
 def read_class_names(root: Path) -> tuple[str, ...]:
-    """Read the names of the classes: those of the YAML file, else of the lines of a class file.
+    """Read the class names, from the YAML file or else from the lines of a class file.
 
     Raises:
-        DataError: It cannot be read, names none, or names one twice.
+        DataError: The file cannot be read, has no names, or repeats one.
     """
     path = find_class_file(root)
     if path is None:
@@ -253,7 +253,7 @@ def read_class_names(root: Path) -> tuple[str, ...]:
 def _read_names(names: object, count: object) -> tuple[str, ...]:
     """Return the names of classes.
 
-    Values that are no text are never shown, since aliases of YAML can make these huge.
+    Messages show only text values, since aliases in YAML can make others huge.
     """
     # Names by number, as Ultralytics writes them.
     if isinstance(names, dict):
@@ -288,7 +288,7 @@ def _read_entry(key: str, entry: object) -> tuple[str, ...]:
 
 
 def _explain(line: str, name_of: Mapping[int, str]) -> str:
-    """Return the reason why a line is no box."""
+    """Return why a line is not a box."""
     if ";" in line or "," in line:
         return (
             f"{_quote(line)} holds ';' or ','; separate columns by spaces, and write decimals "

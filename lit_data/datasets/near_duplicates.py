@@ -102,7 +102,7 @@ def _shrink(bank: ImageBank) -> Iterator[Floats]:
     side = (_SIDE_PX, _SIDE_PX)
     for number in track(range(len(bank)), "comparing images", len(bank)):
         pixels = bank[number]
-        # A single plane is scaled instead of one for each channel, since this takes most of the time.
+        # One plane is scaled instead of one for each channel, since this takes most of the time.
         plane = np.add.reduce(pixels, axis=0, dtype=np.float32)
         grey = cv2.resize(plane, side, interpolation=cv2.INTER_AREA) / len(pixels)
         picture: Floats = scale * (grey - cv2.blur(grey, (5, 5)))

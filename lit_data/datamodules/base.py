@@ -1,4 +1,4 @@
-"""`BaseDataModule`: source, stages, loaders and the way of a batch of all datamodules."""
+"""`BaseDataModule`: the source, stages, loaders and batches of all datamodules."""
 
 import copy
 import logging
@@ -39,7 +39,7 @@ _READ_BY: Mapping[str, tuple[Stage, ...]] = {
     "test": ("test",),
     "predict": ("predict",),
 }
-"""Stages whose loaders each function of a Trainer asks for, that which it cannot do without first."""
+"""Stages whose loaders each function of a Trainer requests, the required one first."""
 _CURE = "choose images for it with data.splits, such as 'data.splits={train: 0.7, val: 0.15, test: 0.15}'"
 Rows = TypeVar("Rows", bound=RowWriter, default=Any)
 Loaders = MicroBatchLoader | list[MicroBatchLoader]
@@ -48,31 +48,31 @@ Loaders = MicroBatchLoader | list[MicroBatchLoader]
 class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
     """Base of all datamodules: batches are planned on the host and finished on the device.
 
-    Everything random about a batch is drawn in `plan_batch`, on the host and from the sample
-    indices, so nothing waits for the device; the few numbers travel with the batch.
-    `finish_batch` then works on the device and draws nothing.
+    `plan_batch` draws everything random about a batch on the host, from the sample indices, so
+    nothing waits for the device. The few drawn numbers are part of the batch. `finish_batch` then
+    works on the device and draws nothing.
 
-    Transfer hooks of the LightningModule run after those of this class, see
-    `BatchHooks`.
+    Transfer hooks of the LightningModule run after those of this class; see `BatchHooks`.
 
     A subclass implements `build_dataset`, and usually `plan_batch` and `finish_batch`, sets
     `batch_keys` and `channel_names`, and opens its files in `open_source`. With a `source`,
     `prepare_data`, `setup` and the command ``prepare`` work.
 
     Args:
-        loader: Batch size, workers, seed.
+        loader: Options of the loader, such as batch size, workers and seed.
         batch_format: `dict`, a preset, a mapping from new keys to those of this class, a sequence
             of keys for a tuple, or a function of the batch; see
             `lit_data.datamodules.batch_format`.
 
     Attributes:
-        task: The class of how samples are drawn and predictions written, or its dotted name, if this
-            class brings its own; see `lit_data.predict.find_task`.
+        task: Class that draws samples and writes predictions, or its dotted name, if this class has
+            its own; see `lit_data.predict.find_task`.
         source: The files, if they are those of a `Source`.
-        bank: The decoded images, if there are any; after `setup`.
-        split_images: For train, val and test the numbers of their images, where whole images are
-            split; after `setup`.
-        learns: A model is about to learn from it, as ``fit`` says before its Trainer does.
+        bank: The decoded images, if there are any; set by `setup`.
+        split_images: Numbers of the images of train, val and test, if whole images are split; set
+            by `setup`.
+        learns: True if a model is about to learn from the data; ``fit`` sets it before its Trainer
+            starts.
 
     Raises:
         ConfigError: The format names unknown keys.
@@ -101,16 +101,16 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
 
     @abstractmethod
     def build_dataset(self, stage: Stage) -> Rows:
-        """Build the dataset of one stage, from what `prepare_data` made."""
+        """Build the dataset of one stage from the files that `prepare_data` made."""
 
     def open_source(self) -> None:
         """Open what `build_dataset` needs; called once."""
 
     def prepare_data(self) -> None:
-        """Make the synthetic dataset, the mirror and the stores; in one process per node.
+        """Make the synthetic dataset, the mirror and the stores, in one process per node.
 
         Raises:
-            ConfigError: A model is to learn from it, and `check_files` refuses the files.
+            ConfigError: A model would learn from the data, and `check_files` refuses the files.
         """
         if self.source is not None:
             self.source.refresh()
@@ -119,14 +119,14 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
         self._open()
 
     def check_files(self) -> None:
-        """Refuse files that no model can be trained on, before decoding; by default none.
+        """Refuse files that no model can be trained on, before decoding them; by default none.
 
         Raises:
             ConfigError: They have no masks, labels or boxes to learn from.
         """
 
     def setup(self, stage: str) -> None:
-        """Open the stored files; for a Trainer, check the splits that it needs.
+        """Open the stored files, and check the splits that a Trainer needs.
 
         Raises:
             ConfigError: A split that is trained on or scored holds no images, or limits are
@@ -135,7 +135,7 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
         self._open()
         if self.trainer is None:
             return
-        # Lightning leaves torch's DataLoader patched where a hook that makes a loader refuses.
+        # Lightning leaves torch's DataLoader patched if a hook that makes a loader raises.
         stages = _READ_BY[stage]
         self._refuse_empty(stages[0])
         for read_stage in stages if self.loader.resizable else ():
@@ -164,7 +164,7 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
 
     @contextmanager
     def _logging_leftovers(self) -> Iterator[None]:
-        """Log what is not used of the files that are read here, also where they are refused."""
+        """Log the unused ones of the files that are read here, even if an error is raised."""
         try:
             yield
         finally:
@@ -172,10 +172,10 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
                 self.source.leftovers.log()
 
     def verify_sources(self) -> list[str]:
-        """List the stored files that changed since they were stored.
+        """Return the files that changed since they were stored.
 
         Raises:
-            ConfigError: Nothing is stored: needs `cache=store`.
+            ConfigError: Nothing is stored, because this needs `cache=store`.
         """
         if self.bank is None:
             raise ConfigError(f"{type(self).__name__} has no store to verify")
@@ -191,9 +191,10 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
         return numbers
 
     def list_splits(self) -> list[dict[str, str]]:
-        """List each image below the root with its split, as `splits` takes it from a file.
+        """Return each image below the root with its split, in the form that `splits` reads.
 
-        Includes its class if that is known. Empty if samples are not from whole images.
+        An entry has the image's class if it is known. The list is empty if samples are not from
+        whole images.
         """
         if self.bank is None or self.source is None:
             return []
@@ -211,7 +212,7 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
 
     @property
     def image_classes(self) -> Sequence[str]:
-        """Class of each image of the bank, for tables; empty if unknown."""
+        """Class of each image in the bank, for tables; empty if unknown."""
         return ()
 
     def dataset(self, stage: Stage) -> Rows:
@@ -221,14 +222,14 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
         return self._datasets[stage]
 
     def make_loader(self, stage: Stage) -> MicroBatchLoader:
-        """Make a loader over one stage: shuffled for training, each sample once and in order otherwise."""
+        """Make a loader of one stage, shuffled for training, else with each sample once and in order."""
         dataset = augment_rows(self.dataset(stage), vars(self), stage, self.loader.seed)
         if stage == "predict" and self._predicted_samples is not None:
             dataset = ChosenRows(dataset, self._predicted_samples)
         rank, world_size = 0, 1
         if self.trainer is not None:
             rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        # Lightning's `overfit_batches` takes the same first batches in each epoch.
+        # Lightning's `overfit_batches` uses the same first batches in each epoch.
         is_overfitting = bool(getattr(self.trainer, "overfit_batches", 0))
         return MicroBatchLoader(
             dataset,
@@ -242,11 +243,11 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
 
     @contextmanager
     def predicting(self, samples: Sequence[int], batch_size: int | None = None) -> Iterator[None]:
-        """Let the predict stage give only some of its samples, in this order.
+        """Restrict the predict stage to some of its samples, in this order.
 
         Args:
-            samples: Their numbers.
-            batch_size: Replaces that of the loader.
+            samples: Numbers of the samples.
+            batch_size: Batch size that replaces that of the loader.
         """
         loader, predicted_samples = self.loader, self._predicted_samples
         if batch_size is not None:
@@ -259,7 +260,7 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
 
     @property
     def batch_size(self) -> int:
-        """Samples per batch of each rank; Lightning's ``Tuner`` sets it, for loaders made from then on."""
+        """Samples per batch of each rank; Lightning's ``Tuner`` sets it for loaders made afterwards."""
         return self.loader.count_batch(self.trainer.world_size if self.trainer else 1)
 
     @batch_size.setter
@@ -267,32 +268,32 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
         self.loader = replace(self.loader, batch_size=samples, global_batch_size=None)
 
     def train_dataloader(self) -> MicroBatchLoader:
-        """Return batches of the training split, in an order that is new in each epoch."""
+        """Return batches of the training split, in a new order in each epoch."""
         self._refuse_empty("train")
         loader = self._open_loader("train")
         self._run.start_training(loader)
         return loader
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the training loader in samples trained, for Lightning's checkpoints."""
+        """Return the training loader's position in trained samples, for Lightning's checkpoints."""
         state = self._run.read_state()
         return {} if state is None else {"train_loader": state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next training loader resume where the checkpoint was saved, also inside an epoch.
+        """Let the next training loader resume where the checkpoint was saved, even within an epoch.
 
-        Lightning also calls it when a checkpoint is validated, tested or used to predict; nothing
-        is trained then.
+        Lightning also calls this method when a checkpoint is validated, tested or used to predict,
+        when nothing is trained.
         """
         self._run.load_state(state_dict.get("train_loader"))
 
     @property
     def stacks_samples(self) -> bool:
-        """True if no list of a batch has one entry for each sample, as `batch_format` may make it."""
+        """True if no list in a batch has one entry for each sample, which `batch_format` may make."""
         return gives_fields(self.batch_format)
 
     def describe_loaders(self) -> dict[str, dict[str, Any]]:
-        """Return for each stage that was read the workers of its loader, and why."""
+        """Return for each stage that was read the number of its loader's workers, and the reason."""
         chosen: dict[str, dict[str, Any]] = {}
         for stage, loader in self._run.loaders.items():
             if loader.has_chosen:
@@ -300,7 +301,7 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
         return chosen
 
     def on_exception(self, exception: BaseException) -> None:
-        """Explain the -1 that Lightning gives a schedule as its number of steps."""
+        """Explain the -1 that Lightning passes to a schedule as its number of steps."""
         loader = self._run.loaders.get("train")
         if loader is not None and loader.resizable and "total_steps" in str(exception):
             exception.add_note(
@@ -309,11 +310,11 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
             )
 
     def teardown(self, stage: str) -> None:
-        """End the workers."""
+        """Stop the workers."""
         self._run.close()
 
     def val_dataloader(self) -> Loaders:
-        """Return batches of the validation split, the same in each epoch; none if the split is empty."""
+        """Return batches of the validation split, the same in each epoch; empty for an empty split."""
         return self._open_loader("val") if len(self.dataset("val")) else []
 
     def test_dataloader(self) -> MicroBatchLoader:
@@ -332,7 +333,7 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
             self._is_open = True
 
     def find_lack(self, stage: Stage) -> str:
-        """Return what a split lacks for its scores; empty if it lacks nothing."""
+        """Return a text on what a split lacks for its scores; empty if it lacks nothing."""
         dataset: Any = self.dataset(stage)
         if not len(dataset):
             return "images"
@@ -368,7 +369,7 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
         return fresh
 
     def _open_loader(self, stage: Stage) -> MicroBatchLoader:
-        """Make a loader for the Trainer, which asks on all ranks."""
+        """Make a loader for the Trainer, which requests it on all ranks."""
         loader = self._run.loaders[stage] = self.make_loader(stage)  # `teardown` closes it
         if loader.order.world_size > 1:
             check_ranks_agree(loader, self.trainer)
@@ -377,7 +378,7 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
             return loader
         device = self.trainer.strategy.root_device
         if device.type != "cuda" and self.loader.pin_memory == "auto":
-            # Pinning would wake up the GPU in a run on the CPU.
+            # Pinning would initialize the GPU in a run on the CPU.
             loader.options = replace(loader.options, pin_memory=False)
         elif self.loader.pins_memory:
             loader.pin_device = device

@@ -1,4 +1,4 @@
-"""The shape in which a batch reaches a module that already exists."""
+"""Formats in which batches reach an existing module."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,14 +11,14 @@ from lit_data.core.types import COUNT_SUFFIX, Batch
 
 BatchFormat = str | Mapping[str, str] | Sequence[str] | Callable[[Batch], Any]
 """`dict`; `classes`, `anomalib` (batches with masks), `torchvision` or `ultralytics` (batches with
-boxes); a mapping of new key to our key; a sequence of our keys for a tuple in that order; or a
+boxes); a mapping from new keys to our keys; a sequence of our keys for a tuple in that order; or a
 function of our batch."""
 
 
 class _Preset(NamedTuple):
     make: Callable[[Batch], Any]
     needs: str
-    """A key of the batch without which there is nothing to make it of."""
+    """Key of the batch that the preset requires."""
     gives_dict: bool
 
 
@@ -28,12 +28,12 @@ def check_format(
     """Refuse a format that names unknown keys.
 
     Args:
-        batch_format: The format.
+        batch_format: Format to check.
         keys: Keys of the batch.
-        channels: Names of single channels of ``image``, usable like keys.
+        channels: Names of single channels of ``image``, which can be used like keys.
 
     Raises:
-        ConfigError: The format is unknown, or a key is.
+        ConfigError: The format or a key is unknown.
     """
     if callable(batch_format):
         return
@@ -62,35 +62,35 @@ def gives_dict(batch_format: BatchFormat) -> bool:
 
 
 def gives_fields(batch_format: BatchFormat) -> bool:
-    """Return True if each tensor of a formatted batch holds all samples, and no list one entry for each."""
+    """Return True if each tensor of a formatted batch holds all samples, and no list has one entry each."""
     return batch_format != "torchvision" and not callable(batch_format)
 
 
 def names_parts(batch: Any, batch_format: BatchFormat) -> bool:  # noqa: ANN401 - any form
-    """Return True if the parts of a batch go by our keys, as they are or through its format."""
+    """Return True if the parts of a batch have our keys, directly or through its format."""
     is_ours = isinstance(batch, Mapping) and "index" in batch
     makes_another = callable(batch_format) or batch_format in list(_PRESETS)
     return is_ours or not makes_another
 
 
 def format_batch(batch: Batch, batch_format: BatchFormat, channels: Mapping[str, int]) -> Any:  # noqa: ANN401
-    """Give a batch the shape that the module wants; only masks of `classes` and boxes are copied.
+    """Return a batch in the module's format; only masks of `classes` and boxes are copied.
 
     Args:
         batch: Our dict of tensors.
-        batch_format: A checked format.
-        channels: For each channel name its number in ``image``; such a key gives [B, 1, H, W].
+        batch_format: Format that has been checked.
+        channels: Number of each channel name in ``image``; such a key gives [B, 1, H, W].
 
     Returns:
-        The batch itself; a dict with renamed keys; a tuple; or what the preset or function makes. A
-        mask that the stage does not have is left out.
+        The batch itself, a dict with renamed keys, a tuple, or the result of the preset or
+        function. A mask that the stage does not have is left out.
     """
     if isinstance(batch_format, str):
         return batch if batch_format == "dict" else _PRESETS[batch_format].make(batch)
     if callable(batch_format):
         return batch_format(batch)
     keys = batch_format.values() if isinstance(batch_format, Mapping) else batch_format
-    # A stage may lack a key: there are no masks to predict with.
+    # A stage may lack a key, such as the mask when predicting.
     values = {key: _pick(batch, key, channels) for key in keys if key in batch or key in channels}
     if isinstance(batch_format, Mapping):
         return {new: values[key] for new, key in batch_format.items() if key in values}
@@ -98,19 +98,19 @@ def format_batch(batch: Batch, batch_format: BatchFormat, channels: Mapping[str,
 
 
 def to_classes(batch: Batch) -> Batch:
-    """Give ``mask`` the shape [B, H, W] int64, numbers of classes, as cross entropy and torchgeo take it."""
+    """Return a batch with ``mask`` [B, H, W] int64 of class numbers, as cross entropy and torchgeo use."""
     if "mask" not in batch:
         return batch
     return batch | {"mask": batch["mask"][:, 0].long()}
 
 
 def to_torchvision(batch: Batch) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
-    """Return images and targets as torchvision's detectors take them.
+    """Return images and targets in the form of torchvision's detectors.
 
     Returns:
         Images [C, H, W], and for each a dict of ``boxes`` [N, 4] float32 (left, top, right, bottom)
-        px, ``labels`` [N] int64, where class 0 is 1, because 0 is the background, and ``image_id``
-        [1] int64.
+        in px, ``labels`` [N] int64, in which class 0 is 1 because 0 is the background, and
+        ``image_id`` [1] int64.
     """
     images, boxes = batch["image"], batch["boxes"]
     height, width = images.shape[2:]
@@ -138,8 +138,8 @@ def to_ultralytics(batch: Batch) -> dict[str, Any]:
 
     Returns:
         ``img`` [B, 3, H, W] float32 in 0..1, ``cls`` [N, 1], ``bboxes`` [N, 4] (cx, cy, w, h) in
-        shares of W and H and ``batch_idx`` [N], the image of each box, all float32; ``im_file``, B
-        paths, and ``ori_shape``, B pairs of px.
+        fractions of W and H and ``batch_idx`` [N], the image of each box, all float32; ``im_file``,
+        B paths, and ``ori_shape``, B pairs of px.
     """
     boxes = batch["boxes"]
     return {
@@ -155,8 +155,8 @@ def to_ultralytics(batch: Batch) -> dict[str, Any]:
 def to_anomalib(batch: Batch) -> Any:  # noqa: ANN401 - its ImageBatch
     """Return Anomalib's ``ImageBatch``.
 
-    It holds ``image`` [B, C, H, W], ``gt_mask`` [B, H, W] bool, ``gt_label`` [B] bool. Of a split
-    with defects that no mask marks it holds no ``gt_mask``, which cannot say where that is so.
+    It holds ``image`` [B, C, H, W], ``gt_mask`` [B, H, W] bool and ``gt_label`` [B] bool. For a
+    split with unmarked defects it holds no ``gt_mask``, which cannot express them.
 
     Raises:
         ConfigError: Anomalib is not installed.
@@ -171,7 +171,7 @@ def to_anomalib(batch: Batch) -> Any:  # noqa: ANN401 - its ImageBatch
         return ImageBatch(image=batch["image"])
     masks = batch["mask"][:, 0] > 0.5
     labels = masks.flatten(1).any(dim=1)
-    # Where a defect is not marked its mask is 255, which is above 0.5.
+    # The mask of an unmarked defect is 255, which is above 0.5.
     gt_mask = None if "unmarked" in batch else masks
     return ImageBatch(image=batch["image"], gt_mask=gt_mask, gt_label=labels)
 

@@ -1,4 +1,4 @@
-"""`DrawnImages`: whole images as they are, and again with synthetic defects that give the truth."""
+"""`DrawnImages`: whole images without changes, and again with synthetic defects as ground truth."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -19,31 +19,31 @@ from lit_data.datasets.occupancy import is_defect
 from lit_data.images.bank import ImageBank
 
 KIND = "synthetic"
-"""Kind of the images that defects are drawn into."""
+"""Kind of the images with drawn defects."""
 _EPOCH = 2**31 + 1
-"""Of the random numbers, which no training comes to."""
+"""Epoch of the random numbers, which no training reaches."""
 _OPEN_IMAGES = 2
-"""Images that are remembered: the patches of an image come one after another."""
+"""Number of cached images; the patches of an image follow each other."""
 
 
 class DrawnImages(ImageBank):
-    """Images as a model gets them, and behind them the same ones with synthetic defects.
+    """Images as a model gets them, followed by the same ones with synthetic defects.
 
-    Each of the second half gets as many defects as a sample of the synthesis that has any, and at
-    least one true one: a pure function of the seed and the number of the image.
+    Each image of the second half has as many defects as a sample with defects in the synthesis, and
+    at least one true one. They are a pure function of the seed and the number of the image.
 
     Args:
         bank: Stored images.
-        numbers: [n] those that are taken.
-        names: [n] their paths below the root.
-        transform: Work on their batches, with a synthesis.
-        make_grid: Returns the patches of a bank.
+        numbers: [n] numbers of the images to use.
+        names: [n] paths of these images below the root.
+        transform: Transform of their batches, with a synthesis.
+        make_grid: Function that returns the patches of a bank.
 
     Attributes:
         grid: Patches of all 2 n images.
-        numbers: [2 n] of the stored images.
-        originals: [2 n] their paths below the root.
-        names: [2 n] names, those of the second half in a folder of their own.
+        numbers: [2 n] numbers of the stored images.
+        originals: [2 n] paths of these images below the root.
+        names: [2 n] names, for the second half in a separate folder.
         image_kinds: [2 n] ``good`` or ``synthetic``.
     """
 
@@ -79,7 +79,7 @@ class DrawnImages(ImageBank):
         return len(self.numbers)
 
     def __getitem__(self, index: int) -> Array:
-        """[C, H, W] float32 in 0..1."""
+        """Return [C, H, W] float32 in 0..1."""
         return self._draw(index)[0]
 
     @override
@@ -92,35 +92,35 @@ class DrawnImages(ImageBank):
         return torch.from_numpy(np.stack((self.heights_px, self.widths_px), axis=1))
 
     def read_mask(self, index: int) -> Array:
-        """[H, W] uint8, 1 where a true defect was drawn."""
+        """Return [H, W] uint8, 1 where a true defect was drawn."""
         return self._draw(index)[1]
 
     read_stored_mask = read_mask
 
     def has_defect(self, index: int) -> bool:
-        """Return True if a defect was drawn that can be seen."""
+        """Return True if a visible defect was drawn."""
         return bool(is_defect(self.read_mask(index)).any())
 
     def choose(self, limit: int | float) -> list[int]:
         """Return the numbers of the first images, and of the same ones with defects.
 
         Args:
-            limit: How many, or which fraction, as Lightning's limits of batches.
+            limit: Number or fraction of the images, like Lightning's limits of batches.
         """
         count = min(limit, self._half) if isinstance(limit, int) else math.ceil(limit * self._half)
         return [*range(count), *range(self._half, self._half + count)]
 
     def batches(self, shares: Sequence[Sequence[int]], rank: int, size: int) -> Iterator[Batch]:
-        """Yield the patches of the images of a rank, of one after the other and up to so many at once.
+        """Yield batches of the patches of a rank's images, one image after the other.
 
         A batch has ``image`` [B, C, h, w] float32 in 0..1, ``mask`` [B, 1, h, w] float32,
-        ``image_index`` [B] and ``position`` [B, 2] int64, as those of a datamodule, and ``drawn``
-        [B] bool, which is False where all ranks need a step and this one has nothing to score.
+        ``image_index`` [B] and ``position`` [B, 2] int64, like those of a datamodule, and ``drawn``
+        [B] bool, which is False if all ranks need a step and this one has nothing to score.
 
         Args:
             shares: Images of each rank.
-            rank: Whose batches are yielded.
-            size: Most patches of a batch.
+            rank: Rank whose batches are yielded.
+            size: Largest number of patches in a batch.
         """
         counts = []
         for share in shares:

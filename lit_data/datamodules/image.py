@@ -43,33 +43,33 @@ Augment = nn.Module | Mapping[Stage, nn.Module | None] | None
 
 
 class ImageDataModule(ImageBatches):
-    """Patches of images, with masks or synthetic defects; the base of all datamodules of patches.
+    """Patches of images with masks or synthetic defects; the base of all datamodules of patches.
 
     A batch has ``image`` [B, C, H, W] float32 in 0..1, ``mask`` [B, K, H, W] float32 unless it is
     for prediction, ``index``, ``image_index`` and ``epoch`` [B] int64, and ``position`` [B, 2]
-    int64, (y, x) px. The layout of the files says how many references an image has; see
-    `StripeDataModule`. A subclass names its files in `source_type`.
+    int64, (y, x) in px. The layout of the files determines the number of references of an image;
+    see `StripeDataModule`. A subclass names its files in `source_type`.
 
     Args, beside those of `MaskedImageFolder`:
-        source: The files of images and masks; None makes them of the options.
+        source: Files of images and masks; None makes them from the options.
         patch_px: Patch size, one number or (height, width).
-        stride_px: Distance between patches; None: side by side.
+        stride_px: Distance between patches; None places them side by side.
         edges: `cover`, `drop` or `pad`, see `PatchGrid`; None covers images too, and reflect-pads
             those that are smaller than a patch.
         mask_splits: Splits that use masks, if there are any; the others use synthetic defects.
-        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1
-            for float32.
+        value_range: Pixel values that become 0 and 1; by default the whole range of an unsigned
+            dtype, and 0..1 for float32.
         synthesis: Defects to draw; None draws none.
-        augment: Augmentation of the training split, or a mapping of stages to theirs.
-        loader: Batch size, workers, seed.
-        batch_format: Shape of a batch, see `BaseDataModule`.
+        augment: Augmentation of the training split, or a mapping from stages to augmentations.
+        loader: Options of the loader, such as batch size, workers and seed.
+        batch_format: Format of a batch, see `BaseDataModule`.
 
     Attributes:
         source_type: Class of the files.
-        grid: The patches of all images; after `setup`.
+        grid: The patches of all images; set by `setup`.
         classes: Names of the kinds of defects that are distinguished, if any.
-        labels: [images] label of each image, if samples have any.
-        unmarked: [images] whether each shows a defect that no mask marks, if any does.
+        labels: [images] label of each image, if samples have labels.
+        unmarked: [images] True for images with a defect that no mask marks, if there are any.
         reads_margins: False reads patches without the margins that their augmentation could use.
     """
 
@@ -117,20 +117,20 @@ class ImageDataModule(ImageBatches):
         self.value_range = value_range
         self.synthesis = synthesis
         self.augment = {} if augment is None else stage_augmentations(augment, self.batch_keys)
-        self.nuisance: SingleTexture | None = None  # of references that are one texture
+        self.nuisance: SingleTexture | None = None  # for references made from one texture
 
     @override
     def prepare_data(self) -> None:
         super().prepare_data()
-        # One process of each node decodes the masks, before the others open them.
+        # One process of each node decodes the masks before the others open them.
         if self.source.list_masks():
             for split in self.mask_splits:
                 self.dataset(split)
 
     def build_dataset(self, stage: Stage) -> PatchDataset:
-        """Return patches of the images of one stage; those of all images, as they are, to predict.
+        """Return patches of the images of one stage, or of all images without changes to predict.
 
-        Whether defects are drawn into them, and by whom, is decided here alone.
+        Only this method decides whether workers or the device draw defects into them, if any.
         """
         make = partial(
             PatchDataset,
@@ -142,12 +142,12 @@ class ImageDataModule(ImageBatches):
             return make(GridPatches(self.grid))
         images, masks = self.open_split_masks(stage)
         patches = self.choose_patches(images, stage)
-        # Real defects of single images train beside synthetic ones.
+        # Single images are trained with both real and synthetic defects.
         trains_beside = self.transformation.is_single and stage == "train"
         is_drawn = self.synthesis is not None and (masks is None or trains_beside)
         runs_on_host = self.fit_transformation(stage).runs_on_host
         if masks is None and is_drawn:
-            # Who draws is measured on samples that nothing is drawn into.
+            # The choice of who draws is measured on samples without drawn defects.
             writer = self.choose_writer(make(patches))
             if runs_on_host:
                 writer = self._make_host_writer()
@@ -164,10 +164,10 @@ class ImageDataModule(ImageBatches):
         )
 
     def _make_host_writer(self) -> PatchWriter:
-        """Return what draws in workers that augment too, and so must draw before.
+        """Return the writer for workers that also augment, and therefore must draw first.
 
         Raises:
-            ConfigError: They cannot.
+            ConfigError: Workers cannot draw.
         """
         writer = self.transformation.make_writer()
         if writer is None:
@@ -179,19 +179,19 @@ class ImageDataModule(ImageBatches):
         return GridPatches(self.grid, images)
 
     def choose_paster(self, patches: PatchSource) -> DefectPaster | None:
-        """Return what pastes defects of some patches into others; None pastes nothing."""
+        """Return the object that pastes defects of some patches into others; None pastes nothing."""
         return None
 
     def choose_writer(self, dataset: PatchDataset) -> PatchWriter | None:
-        """Return what draws into the patches of a dataset in the workers; None: its device draws."""
+        """Return the writer that workers draw into patches with; None if the device draws."""
         return None
 
     def open_split_masks(self, stage: Stage) -> tuple[Ints, ImageBank | None]:
         """Open the masks of a split.
 
         Returns:
-            Numbers of the images, without those whose masks are bad and skipped; and their masks,
-            `None` where the split uses none.
+            Numbers of the images, without those whose bad masks are skipped; and their masks,
+            `None` if the split uses none.
 
         Raises:
             ConfigError: The split has neither masks nor synthetic defects.
@@ -200,7 +200,7 @@ class ImageDataModule(ImageBatches):
         masks = None
         if stage in self.mask_splits:
             masks, good_images = self.source.open_masks(images.tolist(), self.bank, stage)
-            images = np.asarray(good_images, np.int64)  # an image without its mask says nothing
+            images = np.asarray(good_images, np.int64)  # an image without its mask has no truth
         if masks is None and self.synthesis is None and len(images):
             raise ConfigError(
                 f"the {stage} split has neither masks nor synthesis: "
@@ -220,7 +220,7 @@ class ImageDataModule(ImageBatches):
         return self.describe_anew()
 
     def describe_anew(self) -> dict[str, Any]:
-        """Return the numbers of `describe` for the files as they are now."""
+        """Return the numbers of `describe` for the current files."""
         return self.renew(self.source.unstored()).describe()
 
     def describe(self) -> dict[str, Any]:
@@ -231,7 +231,7 @@ class ImageDataModule(ImageBatches):
 
     @override
     def open_source(self) -> None:
-        # Each step needs the ones before: splits may depend on masks.
+        # Each step needs the ones before, because splits may depend on masks.
         self.bank = self.source.open_images()
         self.grid = self.make_grid(self.bank)
         self.open_all_masks()
@@ -250,21 +250,21 @@ class ImageDataModule(ImageBatches):
         return PatchGrid(*sizes_px, self.patch_px, self.stride_px, self.edges, name=bank.name)
 
     def open_all_masks(self) -> None:
-        """Open the masks of all images, where splits or samples depend on them."""
+        """Open the masks of all images if splits or samples depend on them."""
 
     def choose_splits(self) -> dict[str, Ints]:
-        """Return for each of train, val and test the numbers of its images."""
+        """Return the numbers of the images of train, val and test."""
         others = self.source.list_others(self.bank)
         return self.source.split(self.source.names(self.bank), others)
 
     def make_transformation(self) -> ImageTransform:
-        """Return the work on the batches of any stage, without augmentation."""
+        """Return the transform of the batches of any stage, without augmentation."""
         if not isinstance(self.synthesis, DefectSpec | None):
             kind = type(self.synthesis).__name__
             raise ConfigError(
                 f"synthesis is a {kind}, which draws no defects: set synthesis=library"
             )
-        # Without references every channel belongs to the one image, and so does a defect.
+        # Without references every channel belongs to the same image, and so does a defect.
         channels = rule_of(self.source.layout).expand
         return ImageTransform(
             values=find_unit_range(self.bank.dtype, self.value_range),
@@ -296,10 +296,10 @@ def choose_grid(
 ) -> tuple[Size, Size]:
     """Return size and distance of patches, (height, width) each.
 
-    Where each image is scaled to fit, both are the size of a whole image.
+    If each image is scaled to fit, both are the size of a whole image.
 
     Raises:
-        ConfigError: A size is not positive, or patches are chosen beside whole images.
+        ConfigError: A size is not positive, or patches and whole images are both chosen.
     """
     sides_px = pair_px("patch_px", patch_px)
     whole_px = None if scaling is None else scaling.size_px

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class InspectionDataModule(MadeOfFiles, ImageDataModule):
-    """Patches of single images with the masks of their defects.
+    """Patches of single images with masks of their defects.
 
     A batch is a dict:
 
@@ -59,11 +59,11 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
     ===============  =======================  ==================================================================
 
     Args, beside those of `InspectionFiles` and `BaseDataModule`:
-        splits: Whole images to train, val, test. `auto`: by folders with these names, or a part of
-            train if there is no val; else 70 / 15 / 15 % of each kind of defect, of their classes
-            and sizes, and images that are byte-identical in the same split. `folders`,
-            fractions, lists or the ``splits.csv`` of a run as for `split_images`; fractions keep
-            kinds, classes and equal images likewise.
+        splits: Assignment of whole images to train, val and test. `auto` uses folders with these
+            names, and a part of train if there is no val; otherwise 70 / 15 / 15 % of each kind of
+            defect, of their classes and sizes, with byte-identical images in the same split.
+            `folders`, fractions, lists or the ``splits.csv`` of a run work as in `split_images`;
+            fractions treat kinds, classes and identical images in the same way.
         near_duplicates: `together` keeps near-duplicates (saved again, scaled, brighter)
             in one split; `apart` does not search for them.
         groups: A regular expression; images in whose paths it, or its first group, matches the
@@ -77,21 +77,21 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
             split or option is refused. `auto` leaves this to the other options.
         folds: Number of folds of a cross-validation, instead of `splits`; see
             `ImageSplitter.split_folds`.
-        fold: Number of the fold that is test, from 0.
-        sampling: Which patches are used for training, see `SamplingOptions`.
+        fold: Number of the fold to use as test, from 0.
+        sampling: Choice of the patches for training, see `SamplingOptions`.
         patch_px: Patch size, one number or (height, width); smaller images are reflect-padded.
         size_px: Makes a sample of each whole image instead of patches: image and mask are scaled
             with their aspect ratio to fit this size, one number or (height, width), and
             reflect-padded to it. `None` cuts patches. See `lit_data.images.scaling`.
         fit: `stretch` scales each side to `size_px` separately, instead of padding.
         scale: Scales images and masks by this factor before patches are cut, such as 0.5; `None`
-            leaves them.
-        stride_px: Distance between patches; by default they lie side by side.
-        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1
-            for float32.
-        synthesis: Synthetic defects: on training samples in addition to those that masks mark;
-            without masks, if all parts are good, on train, val and test.
-        augment: Augmentation of the training split, or a mapping of stages to theirs.
+            does not scale.
+        stride_px: Distance between patches; by default they are side by side.
+        value_range: Pixel values that become 0 and 1; by default the whole range of an unsigned
+            dtype, and 0..1 for float32.
+        synthesis: Synthetic defects to draw, on training samples in addition to those that masks
+            mark; without masks, if all parts are good, on train, val and test.
+        augment: Augmentation of the training split, or a mapping from stages to augmentations.
 
     Raises:
         ConfigError: An option is out of its range.
@@ -101,9 +101,9 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
     original_sizes: OriginalSizes | None
     synthesis: DefectSpec | None
     _masks: PartialMasks | None
-    # [images] True if the mask of an image shows a defect, once that was counted
+    # [images] True if the mask of an image shows a defect, once this has been counted
     _is_positive: Bools | None = None
-    # Numbers of images of which nothing says whether they show a defect
+    # numbers of images that may or may not show a defect
     _unknown: Ints = np.zeros(0, np.int64)
     _kinds: Sequence[str] = ()
     _doubt: str = ""
@@ -155,7 +155,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
             ),
             patch_px=patch_px,
             stride_px=stride_px,
-            mask_splits=(),  # splits depend on the masks, which are opened before
+            mask_splits=(),  # splits depend on the masks, which are opened first
             value_range=value_range,
             synthesis=synthesis,
             augment=augment,
@@ -185,7 +185,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
                 "data.train_on=good trains on those only: add images of good parts, or check "
                 "masks, folders and data.splits"
             )
-        # Masks of all images are open: `choose_splits` needed them.
+        # Masks of all images are open, because `choose_splits` needed them.
         masks = self._select_masks(images)
         if masks is None and self.synthesis is None:
             raise ConfigError(self.source.describe_lack())
@@ -203,7 +203,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
             raise ConfigError(self.source.describe_lack())
 
     def _refuse_good_alone(self, images: Ints) -> None:
-        """Refuse to train where defects are in other splits alone, as in sets for anomaly detection."""
+        """Refuse to train if only other splits have defects, as in sets for anomaly detection."""
         masks = self._masks
         has_mask = np.zeros(0, np.bool_) if masks is None else masks.of_image >= 0
         if len(images) and has_mask.any() and not has_mask[images].any():
@@ -214,7 +214,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
             )
 
     def describe_doubt(self) -> str:
-        """Return why folders do not show which images are good, with a cure; empty if they do."""
+        """Return the reason why folders do not show which images are good, with advice; else empty."""
         kinds = set(self.source.image_set.kinds)
         doubt = describe_doubt(kinds, self.source.good)
         if not doubt:
@@ -226,7 +226,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         )
 
     def _find_doubt(self) -> str:
-        """Return the doubt where good images are to train, and folders alone tell which are."""
+        """Return the doubt if good images are used for training and only folders show which are good."""
         needs_folders = self._masks is None or self._masks.unmarked.any()
         return self._doubt if self.train_on == "good" and needs_folders else ""
 
@@ -245,11 +245,11 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         return None
 
     def _select_masks(self, images: Ints) -> PartialMasks | None:
-        """Return the masks of a split; where good parts alone train without masks, nothing is marked."""
+        """Return the masks of a split, which mark nothing if only good parts train without masks."""
         if self._masks is not None:
             return self._masks.select(images)
         if self.train_on == "good" and not self._draws_all:
-            # Good parts are learnt from masks that mark nothing.
+            # Good parts are learned from masks that mark nothing.
             nothing_marked = np.full(len(self.bank), -1)
             return PartialMasks(
                 self.bank, images, self.bank, nothing_marked, unmarked=self.unmarked
@@ -258,7 +258,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
 
     @override
     def inspect(self, stage: Stage) -> Visuals:
-        # Without references all defects are true: they are not listed, nor their families drawn.
+        # Without references all defects are true, so they are not listed, and families are not drawn.
         return Visuals(self.transformation.draw if stage in self.augment else None)
 
     @override
@@ -268,7 +268,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         return counts | self.describe_anew()
 
     def _describe_plans(self) -> str:
-        """Return in one line the files and the synthetic defects, before an image is decoded."""
+        """Return one line on the files and the synthetic defects, before an image is decoded."""
         files, synthesis = self.source.image_set, self.synthesis
         parts = [f"layout {files.layout}, {files.describe()}"]
         if self.classes:
@@ -276,7 +276,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         if synthesis is None:
             parts.append("no synthetic defects")
         else:
-            # Real masks are what val and test are scored by.
+            # val and test are scored by real masks.
             splits = "train" if any(files.masks) else ", ".join(SPLITS)
             families = ", ".join(family.name for family in synthesis.members)
             samples = f"{synthesis.probability:.0%} of the samples of {splits}"
@@ -285,7 +285,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
 
     @override
     def describe(self) -> dict[str, Any]:
-        """Return numbers about the opened dataset: images, those with masks or defects, patches of each split."""
+        """Return numbers of images, of those with masks or defects, and of patches in each split."""
         numbers = describe_bank(self.bank) | {"layout": self.source.image_set.layout}
         masks = self._masks
         numbers["images_with_masks"] = 0 if masks is None else int((masks.of_image >= 0).sum())
@@ -303,9 +303,9 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         return numbers | {f"{stage}_patches": len(self.dataset(stage)) for stage in SPLITS}
 
     def read_mask(self, number: int) -> Array | None:
-        """[H, W] uint8 numbers of classes in an image; None if unknown, or if its mask is bad.
+        """Return the class numbers [H, W] uint8 of an image; None if unknown, or if its mask is bad.
 
-        Of a scaled image it has the size of the file, and the accuracy of the scaled mask.
+        For a scaled image, the result has the size of the file but the accuracy of the scaled mask.
         """
         mask, sizes = self.read_stored_mask(number), self.original_sizes
         if mask is None or sizes is None:
@@ -313,7 +313,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         return np.asarray(sizes.scaling.restore_mask(mask[None], sizes.of(number))[0])
 
     def read_stored_mask(self, number: int) -> Array | None:
-        """[H, W] uint8 as `read_mask`, but in the size from which patches are cut."""
+        """Return the mask of `read_mask`, but in the size from which patches are cut."""
         if self._masks is None or number in self._bad or self._masks.unmarked[number]:
             return None
         return np.asarray(self._masks[number][0])
@@ -327,17 +327,17 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         return bool(is_defect(self._masks[number]).any())
 
     def _find_truth_of_kind(self, kind: str) -> bool | None:
-        """Return True if folders say for certain that images of a kind show a defect, and False if not."""
-        # Where no kind is called good, folders may be lots or days.
+        """Return True if folders clearly show that images of a kind have a defect, False if they have none."""
+        # If no kind is called good, folders may be lots or days.
         if not kind or GOOD not in self._kinds or self._doubt:
             return None
         return kind != GOOD
 
     @property
     def image_kinds(self) -> list[str]:
-        """Kind of each image, ``good`` for those without a defect; empty if unknown."""
+        """Return the kind of each image, ``good`` for those without a defect; empty if unknown."""
         paths = map(str, self.source.image_set.images)
-        # The bank lacks bad images, so kinds go by paths and not by numbers.
+        # The bank lacks bad images, so kinds are found by path and not by number.
         kind_of = dict(zip(paths, self.source.image_set.kinds, strict=True))
         return [kind_of[self.bank.name(number)] for number in range(len(self.bank))]
 
@@ -357,7 +357,9 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         return ["defect" if is_positive else "good" for is_positive in self._is_positive]
 
     def count_classes(self, split: Stage | None = None) -> Ints:
-        """[n, classes] pixels of each class, the background first, in images of a split or in all.
+        """Count the pixels of each class in the images of a split or in all, [n, classes].
+
+        The background is first.
 
         Raises:
             ConfigError: There are no masks.
@@ -373,7 +375,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
     def open_source(self) -> None:
         log.info("%s: %s", show_path(self.source.folder), self._describe_plans())
         super().open_source()
-        # Of images that are only predicted, in one split, there is nothing to say.
+        # Nothing to log about images that are only predicted, which are in one split.
         if sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1:
             counts = describe_splits(self.split_images, self.image_kinds, self._is_positive)
             log.info("splits: %s", counts)
@@ -390,7 +392,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
 
     @override
     def choose_splits(self) -> dict[str, Ints]:
-        # Images with bad masks are split like any others, so that skipping one moves no other.
+        # Images with bad masks are split like any others, so that skipping one does not move others.
         splits = self._split_all_images().items()
         left_out = [*self._bad, *self._unknown.tolist()]
         return {split: numbers[~np.isin(numbers, left_out)] for split, numbers in splits}
@@ -406,7 +408,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
             raise ConfigError(message)
 
     def _look_for_samples(self, sampling: Sampling, masks: PartialMasks) -> Sampling:
-        # `skip_blank` is a fraction of the value range; pixels are compared as they are stored.
+        # `skip_blank` is a fraction of the value range; stored pixels are compared.
         least = (sampling.options.skip_blank or 0) * self.transformation.values.scale
         sampling = replace(sampling, image_kinds=self.image_kinds)
         return sampling.look(masks, self.grid, self.bank, least, self.source.kept_folder)
@@ -457,7 +459,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
     def _split_good(
         self, splitter: ImageSplitter, folds: Mapping[str, Ints] | None
     ) -> dict[str, Ints]:
-        """Return splits of which train holds good images alone; those of a fold where there are folds."""
+        """Return splits in which train holds only good images; those of a fold if there are folds."""
         is_good = self._find_good()
         if folds is None:
             splits = splitter.split_good(self.source.splits, is_good)
@@ -472,24 +474,24 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
 
     @property
     def _draws_all(self) -> bool:
-        """True if val and test are scored by drawn defects, beside which true ones would count as good."""
+        """True if val and test are scored by drawn defects, so that real ones would count as good."""
         return self._masks is None and self.synthesis is not None
 
     def _ignore_unmarked(self) -> None:
         """Find images that show a defect without a mask, and ignore their pixels."""
         unmarked = ~self._find_good()
         if self._masks is not None:
-            # A mask that marks nothing is taken at its word.
+            # A mask that marks nothing is trusted.
             unmarked &= self._masks.of_image < 0
             self._masks = self._masks.ignore(unmarked)
         is_scored = unmarked.any() and not self._draws_all
         self.unmarked = unmarked if is_scored else None
 
     def _find_good(self) -> Bools:
-        """[n] True for images that show no defect, as far as masks and folders say."""
+        """Return [n] True for images without a defect, according to masks and folders."""
         kinds = np.array(self._kinds)
         is_good = np.ones(len(self.bank), np.bool_)
-        # Kinds say something only where one of them is called good.
+        # Kinds are informative only if one of them is called good.
         if (kinds == GOOD).any():
             is_good = (kinds == GOOD) | ((kinds == "") & (self.source.good is None))
         if self._masks is not None:

@@ -42,17 +42,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledFiles(InspectionFiles):
-    """Whole images, the label of each as its kind, and the size they are brought to.
+    """Whole images, the label of each as its kind, and the size they are scaled to.
 
-    A label is named by `class_pattern`, by a CSV file, else by the kind of the image's folder; where
-    all are of one kind, it is ``defect`` for images with a mask and ``good`` for those without.
+    The label comes from `class_pattern`, a CSV file, or else the kind of the image's folder. If all
+    images have one kind, it is ``defect`` for images with a mask and ``good`` for those without.
 
     Args:
         class_pattern: A regular expression that finds the label of an image in its path.
         size_px: (height, width) that each image is scaled to fit, and reflect-padded to.
 
     Raises:
-        ConfigError: A set of shards, which has its labels, is given a pattern; or as
+        ConfigError: A set of shards, which has its own labels, gets a pattern; or an error of
             `InspectionFiles`.
     """
 
@@ -133,9 +133,9 @@ class LabelledFiles(InspectionFiles):
 class LabelledImageDataModule(InspectionDataModule):
     """Whole images with one label each.
 
-    A batch is a dict as that of `InspectionDataModule`, with ``label`` [B] int64, the number of the
-    image's class from 0, in place of ``mask``; not when predicting. Options are those of
-    `InspectionDataModule`, but for:
+    A batch is a dict like that of `InspectionDataModule`, with ``label`` [B] int64, the number of
+    the image's class from 0, instead of ``mask``, except when predicting. Options are those of
+    `InspectionDataModule`, except:
 
     Args:
         classes: Names of the classes, in the order of their numbers; images of other classes are
@@ -197,7 +197,7 @@ class LabelledImageDataModule(InspectionDataModule):
             batch_format=batch_format,
             **options,
         )
-        # Options are checked as those of images with masks; then labels take the place of masks.
+        # Options are checked like those of images with masks; then labels replace masks.
         self.source = LabelledFiles.of(
             root=root, classes=classes, class_pattern=class_pattern, size_px=size_px, **options
         )
@@ -205,7 +205,7 @@ class LabelledImageDataModule(InspectionDataModule):
 
     @property
     def good_classes(self) -> tuple[str, ...]:
-        """Classes of good parts; empty if no name shows it, or if all do."""
+        """Classes of good parts; empty if no name or every name is that of good parts."""
         return choose_good_classes(self.classes or (), self.good)
 
     @override
@@ -223,7 +223,7 @@ class LabelledImageDataModule(InspectionDataModule):
 
     @override
     def describe_doubt(self) -> str:
-        """Return why no class shows which images are good, and what to do; empty if one does."""
+        """Return the reason why no class shows which images are good, with advice; else empty."""
         if self.good_classes:
             return ""
         names = ", ".join(self.classes or ()) or "none"
@@ -272,7 +272,7 @@ class LabelledImageDataModule(InspectionDataModule):
             numbered = (f"{number} {name}" for number, name in enumerate(self.classes or ()))
             log.info("classes: %s", ", ".join(numbered))
         self._check_good()
-        # Images that are only predicted may be of classes that the model does not know.
+        # Images that are only predicted may have classes that the model does not know.
         kinds = {*self.image_kinds, *self.good_classes} - {""}
         self._good_kinds = find_good_names(kinds, self.good)
         number_of = {name: number for number, name in enumerate(self.classes or ())}
@@ -286,7 +286,7 @@ class LabelledImageDataModule(InspectionDataModule):
             others,
             cure,
         )
-        # Images of classes that are not asked for are in no split, and are predicted.
+        # Images of classes that were not requested are in no split, but are predicted.
         self.split_images = {
             split: numbers[self.labels[numbers] >= 0]
             for split, numbers in self.split_images.items()

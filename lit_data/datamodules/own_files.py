@@ -1,4 +1,4 @@
-"""`MadeOfFiles`: datamodules of one's own lists of paths and arrays."""
+"""`MadeOfFiles`: datamodules of your own lists of paths and arrays."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,21 +24,21 @@ class MadeOfFiles:
         labels: Sequence[str] | None = None,
         **options: Any,  # noqa: ANN401 - those of the class
     ) -> Self:
-        """Make a datamodule of one's own list of images, for fit and predict.
+        """Make a datamodule from your own list of images, for fit and predict.
 
             data = InspectionDataModule.from_files(paths, masks=masks, patch_px=128)
 
         Args:
-            images: Paths of files anywhere, or arrays [H, W] or [H, W, C], C up to 16. All have one
-                C, where gray levels count as colors, and one dtype: bool, uint8, int8, uint16,
-                int16, or float16 and float32 in 0..1. Arrays are written into the cache, where all
-                images are decoded anyway.
-            masks: For each image its mask, or None where it shows no defect: a path, or an array
-                [H, W] whose values `mask_read` explains.
-            labels: For each image its kind, such as ``good`` or ``scratch``; empty where it is not
-                known. For `LabelledImageDataModule` its class.
-            options: Those of the class but for `root` and `masks`. Images are named by their paths
-                below the folder that they have in common, which `splits` goes by.
+            images: Paths of files anywhere, or arrays [H, W] or [H, W, C] with C up to 16. All have
+                the same C, for which gray images count as color images, and one dtype: bool, uint8,
+                int8, uint16, int16, or float16 and float32 in 0..1. Arrays are written into the
+                cache, where all images are decoded anyway.
+            masks: Mask of each image, or None if it shows no defect: a path, or an array [H, W]
+                whose values `mask_read` explains.
+            labels: Kind of each image, such as ``good`` or ``scratch``; empty if it is not known.
+                For `LabelledImageDataModule`, the class of each image.
+            options: Options of the class, except `root` and `masks`. `splits` uses the names of
+                images, which are their paths below their common folder.
 
         Raises:
             ConfigError: Lists differ in length, or an item is neither path nor array.

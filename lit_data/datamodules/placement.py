@@ -1,4 +1,4 @@
-"""Choice of who draws defects: the workers of the loader, or the device of the batch."""
+"""Choice of where defects are drawn: in the loader's workers, or on the device of the batch."""
 
 import logging
 from collections.abc import Callable
@@ -33,13 +33,13 @@ _CANNOT = (
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Backend that draws, and the reason.
+    """Backend that draws, and the reason for it.
 
     Attributes:
-        backend: `cpu` are the workers.
-        reason: In words.
-        cpu_us: Measured time of one worker for one sample, None if nothing was measured.
-        device_us: Measured time of the device for one sample.
+        backend: Chosen backend; `cpu` means the workers.
+        reason: Readable reason.
+        cpu_us: Measured time of one worker for one sample; None if nothing was measured.
+        device_us: Measured time of the device for one sample; None if nothing was measured.
     """
 
     backend: Literal["cpu", "device"]
@@ -49,13 +49,13 @@ class Placement:
 
 
 class DrawingBackend:
-    """Choice of who draws the defects, which a datamodule makes once.
+    """Chooses where defects are drawn, once for a datamodule.
 
     Args:
-        backend: As configured.
+        backend: Configured backend.
 
     Raises:
-        ConfigError: It is none of `Backend`.
+        ConfigError: The backend is not one of `Backend`.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -72,16 +72,16 @@ class DrawingBackend:
         loader: LoaderOptions,
         trainer: Trainer | None,
     ) -> DefectWriter | None:
-        """Return the writer of the workers of a loader; None where the device of the batch draws.
+        """Return the writer for a loader's workers; None if the device of the batch draws.
 
         Args:
-            dataset: The samples, without defects.
-            writer: What workers would draw with; None where they cannot.
-            loader: The options of the loader.
+            dataset: Samples without defects.
+            writer: Writer that workers would use; None if they cannot draw.
+            loader: Options of the loader.
             trainer: The Trainer, if there is one.
 
         Raises:
-            ConfigError: Workers shall draw and cannot.
+            ConfigError: Workers are configured to draw but cannot.
         """
         if writer is None or not dataset.pixels:
             if self.backend == "cpu":
@@ -101,13 +101,13 @@ class DrawingBackend:
 def choose_drawing(
     dataset: PatchDataset, writer: DefectWriter, loader: LoaderOptions, trainer: Trainer | None
 ) -> Placement:
-    """Measure on the first samples of a dataset who draws their defects sooner, and log it.
+    """Measure on the first samples of a dataset where defects are drawn faster, and log it.
 
     Args:
-        dataset: The samples, at least one.
-        writer: What a worker would use.
-        loader: Batch size and workers.
-        trainer: Says device and ranks; without one it is the GPU, if there is any.
+        dataset: Samples, at least one.
+        writer: Writer that a worker would use.
+        loader: Options of the loader, with batch size and workers.
+        trainer: Trainer with device and ranks; without one, the GPU is used if there is one.
     """
     ranks = 1
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -115,7 +115,7 @@ def choose_drawing(
         ranks, device = trainer.world_size, trainer.strategy.root_device
     has_gpu = device.type == "cuda"
     if ranks > 1:
-        # Each rank could measure something else, and then their samples would differ.
+        # Ranks could measure different results, and then their samples would differ.
         reason = f"{ranks} ranks must agree, so nothing was measured"
         return Placement("device" if has_gpu else "cpu", reason)
     count = min(loader.count_batch(ranks), len(dataset))
@@ -123,8 +123,8 @@ def choose_drawing(
     cpu_us = measure(partial(_draw_by_worker, writer, rows), device) / count
     device_us = measure(partial(_draw_on_device, writer, rows, device), device) / count
     workers = _count_workers(loader, ranks)
-    # A device draws between two steps, so all of its time counts. Workers draw beside a GPU that
-    # trains, and share the time; on the CPU they draw on the cores that train.
+    # A device draws between two steps, so all of its time counts. Workers draw while a GPU trains,
+    # and share the time; on the CPU they draw on the cores that train.
     delay_us = cpu_us / max(1, workers) if has_gpu else cpu_us
     is_by_workers = delay_us <= device_us
     reason = (
@@ -140,7 +140,7 @@ def choose_drawing(
 
 
 def _count_workers(loader: LoaderOptions, ranks: int) -> int:
-    """Return the number of workers of a rank; 0 is the main thread."""
+    """Return the number of workers of a rank; 0 means the main thread."""
     if loader.worker_kind == "inline":
         return 0
     return count_cores(ranks) if loader.num_workers == "auto" else loader.num_workers
@@ -160,7 +160,7 @@ def _draw_on_device(writer: DefectWriter, rows: dict[str, Array], device: torch.
 
 def measure(draw: Callable[[], object], device: torch.device) -> float:
     """Return the shortest of a few times, in microseconds."""
-    draw()  # the first time takes longer
+    draw()  # the first call takes longer
     times_s = []
     for _ in range(_REPEATS):
         began_s = read_clock(device)

@@ -28,14 +28,14 @@ from lit_inspect.layouts import ROLES
 from lit_inspect.references import MEASURED_PX, describe_misfits, find_limits, measure_fit
 
 _MEASURED = 50
-"""Images by which the limits of references are found, at most."""
+"""Largest number of images that the limits of references are measured on."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StripeFiles(MaskedImageFolder):
-    """Images with references, see `lit_data.datasets.references`."""
+    """Images with references; see `lit_data.datasets.references`."""
 
     layout: str | None = "channels"
 
@@ -64,10 +64,10 @@ class StripeDataModule(ImageDataModule):
     ([B, 1, H, W]). `classes` makes the mask [B, H, W] int64, `anomalib` its ImageBatch.
 
     Args, beside those of `MaskedImageFolder` and `ImageDataModule`:
-        augment: Augmentation of the training split, or a mapping of stages to theirs; an
+        augment: Augmentation of the training split, or a mapping from stages to augmentations: an
             `Augmentation`, or any module of yours (see `lit_data.augment.ExternalTransform`). None
-            leaves images as they are.
-        nuisance: For layout `single`: differences between target and references.
+            does not change images.
+        nuisance: Differences between target and references, for layout `single`.
         backend: `cpu` draws defects in the workers, `device` on the device of the batch; `auto`
             decides by a short measurement. Samples are byte-identical on the CPU, and differ by at
             most one gray level of 255 between CPU and GPU.
@@ -120,7 +120,7 @@ class StripeDataModule(ImageDataModule):
         return self.backend.choose(dataset, writer, self.loader, self.trainer)
 
     def describe_loaders(self) -> dict[str, dict[str, Any]]:
-        """Return for each stage that was read its workers, and who draws the defects."""
+        """Return for each stage that was read its workers, and where the defects are drawn."""
         return super().describe_loaders() | self.backend.to_plain()
 
     @override
@@ -137,20 +137,20 @@ class StripeDataModule(ImageDataModule):
 
     @property
     def image_kinds(self) -> list[str]:
-        """Kind of each image, which no folder says."""
+        """Return an empty kind for each image, because no folder names it."""
         return [""] * len(self.bank)
 
     @property
     def has_references(self) -> bool:
-        """True if references are stored, and not made of the target."""
+        """True if references are stored, and not made from the target."""
         return self.source.layout != "single"
 
     def find_reference_limits(self) -> tuple[float, float] | None:
-        """Return the limits of references that fit, from images assumed to be correct.
+        """Return the limits of matching references, from images assumed to be correct.
 
-        See `lit_inspect.references.find_limits`; None where there are no references.
+        See `lit_inspect.references.find_limits`. The result is None if there are no references.
         """
-        # Images of shards are fetched, and those of validation are here by then.
+        # Images in shards are fetched, and those of validation have been by then.
         numbers = self.split_images["val" if self.bank.fetches else "train"]
         if self._limits is None and self.has_references and len(numbers):
             fits = []
@@ -161,21 +161,21 @@ class StripeDataModule(ImageDataModule):
         return self._limits
 
     def describe_misfits(self, number: int, limits: Sequence[float]) -> str:
-        """Return which references of an image do not fit, according to these limits."""
+        """Return a text on the references of an image that do not match by these limits."""
         return describe_misfits(cut_middle(self.bank, number, MEASURED_PX), ROLES, limits)
 
     def describe_doubt(self) -> str:
-        """Return why the truth of an image is unknown, and what to do."""
+        """Return the reason why the truth of an image is unknown, with advice."""
         return (
             "nothing says which images show a defect: give data.masks=FOLDER with a mask for each, or "
             "synthesis=gaussian to draw defects into them"
         )
 
     def draw_images(self, split: Stage) -> DrawnImages | None:
-        """Return the whole images of a split as they are, and with synthetic defects.
+        """Return the whole images of a split, without changes and with synthetic defects.
 
         Returns:
-            None where masks give the truth, or nothing does.
+            The images; None if masks give the truth, or nothing does.
         """
         if split not in self._drawn:
             self._drawn[split] = self._draw_images(split)
@@ -197,9 +197,9 @@ class StripeDataModule(ImageDataModule):
         return DrawnImages(self.bank, numbers, names, self.transformation, self.make_grid)
 
     def read_mask(self, number: int) -> Array | None:
-        """[H, W] uint8 mask of an image; None where its split uses none.
+        """Return the mask [H, W] uint8 of an image; None if its split uses none.
 
-        Without `mask_splits`, as in a prediction, that of any image that has one.
+        Without `mask_splits`, as in a prediction, any image's mask is returned if it has one.
         """
         if self._mask_places is None:
             self._mask_places = self._find_masks()
@@ -211,12 +211,12 @@ class StripeDataModule(ImageDataModule):
     read_stored_mask = read_mask
 
     def has_defect(self, number: int) -> bool | None:
-        """Return True if the mask of an image marks a defect; None where its split uses none."""
+        """Return True if the mask of an image marks a defect; None if its split uses none."""
         mask = self.read_mask(number)
         return None if mask is None else bool(is_defect(mask).any())
 
     def _find_masks(self) -> dict[int, tuple[ImageBank, int]]:
-        """Return for each image whose mask is used a bank of masks, and its number in that."""
+        """Return the bank of masks, and the number in it, for each image whose mask is used."""
         opened = [self.open_split_masks(split) for split in self.mask_splits]
         if not opened:
             opened = [self.source.open_known_masks(self.bank)]

@@ -1,4 +1,4 @@
-"""Pictures of samples with synthetic defects: the plan, its places, each family on its own."""
+"""Pictures of samples with synthetic defects: the plan, its positions, and each family alone."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,13 +20,13 @@ from lit_data.synthesis.renderer import Annotations, annotate
 
 
 class SynthesisVisuals(Visuals):
-    """Pictures of samples with synthetic defects or watermarks, see `Visuals`.
+    """Pictures of samples with synthetic defects or watermarks; see `Visuals`.
 
     Args:
-        dataset: The patches of the stage.
-        transformation: Work on their batches.
-        synthesis: The defects, whoever draws them; None without any.
-        pixels: Cuts the pixels of a dataset without them.
+        dataset: Patches of the stage.
+        transformation: Transform of their batches.
+        synthesis: The defects, wherever they are drawn; None without any.
+        pixels: Cuts the pixels for a dataset without pixels.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SynthesisVisuals(Visuals):
         return batch if "image" in batch else self._pixels.fill(batch, self._dataset)
 
     def _cut_clean(self, batch: PlannedBatch) -> Tensor:
-        """[B, C, H, W] stored pixels without the defects that workers may have drawn."""
+        """Return stored pixels [B, C, H, W] without the defects that workers may have drawn."""
         if self._dataset.writer is None:
             images: Tensor = self._with_pixels(batch)["image"]
             return images
@@ -98,9 +98,9 @@ def _preview(
     """Draw one true defect of a family on each patch of a batch.
 
     Args:
-        plain: Work on the batch without synthesis and augmentation.
-        spec: With the family.
-        family: One of its members.
+        plain: Transform of the batch without synthesis and augmentation.
+        spec: Specification with the family.
+        family: One of the specification's members.
         batch: A planned batch of clean patches.
     """
     alone = replace(spec, families=(family,), probability=1.0, count=(1, 1), true_count=(1, 1))

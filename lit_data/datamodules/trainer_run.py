@@ -1,4 +1,4 @@
-"""`TrainerRun`: what a datamodule holds for one run of a Trainer."""
+"""`TrainerRun`: the state of a datamodule for one run of a Trainer."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -36,10 +36,10 @@ NO_LENGTH = "data.loader.resizable=true loaders have no length"
 
 
 def check_fractions(trainer: Trainer, stage: Stage) -> None:
-    """Refuse fractions of the length of a resizable loader, of which Lightning speaks as an IterableDataset.
+    """Refuse fractions of a resizable loader's length; Lightning's message is about IterableDataset.
 
     Raises:
-        ConfigError: The Trainer has one for this stage.
+        ConfigError: The Trainer has a fraction for this stage.
     """
     for name in _LIMITS[stage]:
         value = getattr(trainer, name)
@@ -51,19 +51,19 @@ def check_fractions(trainer: Trainer, stage: Stage) -> None:
 
 
 def check_ranks_agree(loader: MicroBatchLoader, trainer: Trainer | None = None) -> None:
-    """Compare what decides the number of steps, before a rank waits for ever for another.
+    """Check that ranks agree on the number of steps, before one waits forever for another.
 
     Args:
         loader: This rank's loader; every rank calls this at the same time.
         trainer: This rank's Trainer.
 
     Raises:
-        RankMismatchError: The ranks see sets of different sizes, or have other options.
+        RankMismatchError: The ranks have datasets of different sizes or different options.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return
     own_values = _list_step_options(loader, trainer)
-    # Every rank sends its values, also where they agree: a rank alone would wait for ever.
+    # Every rank sends its values even if they agree, because a single rank would wait forever.
     values_of_ranks: list[dict[str, Any]] = [{}] * dist.get_world_size()
     dist.all_gather_object(values_of_ranks, own_values)
     for name in own_values:
@@ -77,7 +77,7 @@ def check_ranks_agree(loader: MicroBatchLoader, trainer: Trainer | None = None) 
 
 
 def _list_step_options(loader: MicroBatchLoader, trainer: Trainer | None) -> dict[str, Any]:
-    """Return by name all that decides the number of steps of a rank."""
+    """Return everything that determines the number of steps of a rank, by name."""
     options = loader.options
     values: dict[str, Any] = {
         "samples": loader.order.length,
@@ -92,16 +92,16 @@ def _list_step_options(loader: MicroBatchLoader, trainer: Trainer | None) -> dic
 
 
 class TrainerRun:
-    """The loaders of one run, and the place in the data from which it goes on.
+    """The loaders of one run, and the position in the data from which it resumes.
 
-    A Trainer may run a datamodule while another one is training with it, as a callback does that
-    validates: each has its own.
+    A Trainer may run a datamodule while another one trains with it, such as in a callback that
+    validates. Each Trainer has its own `TrainerRun`.
 
     Args:
-        trainer: That runs the datamodule; None for use without one.
+        trainer: Trainer that runs the datamodule; None for use without one.
 
     Attributes:
-        loaders: The last one of each stage.
+        loaders: The last loader of each stage.
         resumed: State of the training loader in a checkpoint, until that loader is made.
     """
 
@@ -111,7 +111,7 @@ class TrainerRun:
         self.resumed: Mapping[str, Any] | None = None
 
     def follow(self, earlier: Sequence[Self]) -> list[Self]:
-        """Return the runs around this one, and it as the last; those that have ended are left out."""
+        """Return the enclosing runs that have not ended, followed by this one."""
         around = []
         for run in earlier:
             if run.trainer is self.trainer:
@@ -128,7 +128,7 @@ class TrainerRun:
         return self.trainer is not None and self.trainer.state.stage is not None
 
     def read_state(self) -> Mapping[str, Any] | None:
-        """Return the place in the training data; None before there is any."""
+        """Return the position in the training data; None before there is one."""
         loader = self.loaders.get("train")
         return self.resumed if loader is None else loader.state_dict()
 
@@ -139,7 +139,7 @@ class TrainerRun:
         self.resumed = state if trains else None
 
     def start_training(self, loader: MicroBatchLoader) -> None:
-        """Let a new training loader begin where the run stands."""
+        """Let a new training loader begin at the run's position."""
         state, self.resumed = self.resumed, None
         trainer = self.trainer
         if trainer is not None and self.is_under_way:
@@ -152,7 +152,7 @@ class TrainerRun:
             reopen_epoch(trainer)
 
     def close(self) -> None:
-        """End the workers, and forget a state for which no loader was made."""
+        """Stop the workers, and drop a state for which no loader was made."""
         self.resumed = None
         for loader in self.loaders.values():
             loader.close()

@@ -1,8 +1,8 @@
-"""Way of a batch from the loader to the step: planned on the host, moved, finished on the device.
+"""Transfer of batches, which are planned on the host, moved, and finished on the device.
 
-In the order in which they run: `BatchHooks.on_before_batch_transfer` with `plan_batch`,
-`transfer_batch_to_device`, and `on_after_batch_transfer` with `finish_batch` and `batch_format`. A
-module may have such hooks too, which a `ModuleRun` calls behind those.
+The hooks run in this order: `BatchHooks.on_before_batch_transfer` with `plan_batch`,
+`transfer_batch_to_device`, and `on_after_batch_transfer` with `finish_batch` and `batch_format`. If
+the module has such hooks too, a `ModuleRun` calls them afterwards.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,10 +35,10 @@ _OTHER = "pytorch_lightning"
 
 
 def check_package(datamodule: object, trainer: object) -> None:
-    """Refuse a Trainer of ``pytorch_lightning``, unless the datamodule is one of that package too.
+    """Refuse a Trainer of ``pytorch_lightning``, unless the datamodule is of that package too.
 
     Raises:
-        ConfigError: It is not; Lightning's own message would be "Expected a parent".
+        ConfigError: The datamodule is not; Lightning's own message would be "Expected a parent".
     """
     if _is_other(trainer) and not _is_other(datamodule):
         name = type(datamodule).__name__
@@ -77,28 +77,28 @@ _ORDERS: Mapping[Hook, str] = {
 class BatchHooks(LightningDataModule):
     """The hooks of a datamodule around the transfer of a batch, and what they call.
 
-    Hooks that the module has too run behind those here:
+    If the module has the same hooks, they run after those of this class:
 
-    - ``on_before_batch_transfer``: ours first, because it draws from the loader's batch and its
-      indices; the module's may then change values and add keys, which reach the step beside ours.
-    - ``transfer_batch_to_device``: the module's in place of ours, on host tensors.
-    - ``on_after_batch_transfer``: ours first, then the module's on the batch in the format it was
-      written for.
+    - ``on_before_batch_transfer``: ours runs first, because it draws from the loader's batch and
+      its indices. The module's may then change values and add keys, which reach the step too.
+    - ``transfer_batch_to_device``: the module's replaces ours, on host tensors.
+    - ``on_after_batch_transfer``: ours runs first, then the module's on the batch in the format it
+      was written for.
 
-    The module's hooks run as Lightning alone runs them: with gradient, and with its profiler. Its
-    ``example_input_array`` (for a summary, a graph) meets its hooks alone. A datamodule whose class
-    overrides a hook of ours takes that hook over: Lightning's rule and its warning hold.
+    The module's hooks run exactly as Lightning runs them: with gradient, and with its profiler. Its
+    ``example_input_array`` (for a summary or a graph) goes only through its own hooks. If the class
+    of a datamodule overrides one of these hooks, Lightning's rule and warning apply.
     """
 
     batch_keys: Sequence[str] = ()
     channel_names: ClassVar[Mapping[str, int]] = {}
     batch_format: BatchFormat = "dict"
-    # The last is that of the newest Trainer; those before it are around it.
+    # The last run is that of the newest Trainer; the runs before enclose it.
     _runs: Sequence["ModuleRun"] = ()
 
     @property
     def trainer(self) -> Trainer | None:
-        """Trainer of the run, which sets it after it has chosen whose hooks it calls.
+        """Trainer of the run, which sets it after it has chosen the owner of each hook.
 
         A Trainer that runs during the training of another one is returned only until it is done.
         """
@@ -107,14 +107,14 @@ class BatchHooks(LightningDataModule):
     @trainer.setter
     def trainer(self, trainer: Trainer | None) -> None:
         check_package(self, trainer)
-        if trainer is None and not self._runs:  # as its constructor sets it, before any Trainer
+        if trainer is None and not self._runs:  # set by the constructor, before any Trainer
             return
         check_version()
         self._runs = ModuleRun(trainer, self).follow(self._runs)
 
     @property
     def _run(self) -> "ModuleRun":
-        """The run under way, or else the last one; that of no Trainer before any."""
+        """The current run, or else the last one; without any Trainer yet, a run without one."""
         if not self._runs:
             self._runs = [ModuleRun(None, self)]
         *around, newest = self._runs
@@ -123,25 +123,25 @@ class BatchHooks(LightningDataModule):
         return self._runs[-1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the Trainer and its loaders out of copies, which have workers and open memory."""
+        """Leave the Trainer and its loaders, which have workers and open memory, out of copies."""
         state = self.__dict__.copy()
         state.pop("_runs", None)
         return state
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - ours, or an example
-        """Draw what the batch needs while its indices are still on the host."""
+        """Draw the numbers that the batch needs while its indices are still on the host."""
         run = self._run
         if run.sees_example(batch):
             return run.call_module("on_before_batch_transfer", batch, dataloader_idx)
         with run.naming_foreign(batch, dataloader_idx):
             planned = self.plan_batch(batch, run.stage)
         if "on_before_batch_transfer" in run.module_hooks:
-            # A copy that is under way is given up, as values may change in place.
+            # A copy in progress is dropped, because values may change in place.
             return run.change("on_before_batch_transfer", planned, dataloader_idx)
         return batch.extended(planned) if isinstance(batch, StagedBatch) else planned
 
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
-        """Add to a batch on the host the drawn numbers that `finish_batch` needs; by default none."""
+        """Add the drawn numbers that `finish_batch` needs to a batch on the host; by default none."""
         return batch
 
     def transfer_batch_to_device(
@@ -150,7 +150,7 @@ class BatchHooks(LightningDataModule):
         device: torch.device,
         dataloader_idx: int,
     ) -> Any:  # noqa: ANN401
-        """Take over the copy that the loader began, or leave all to a module that moves batches."""
+        """Use the copy that the loader began, or let a module that moves batches do it."""
         run = self._run
         if "transfer_batch_to_device" in run.module_hooks:
             call = run.call_module if run.has_example else run.change
@@ -160,13 +160,14 @@ class BatchHooks(LightningDataModule):
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - the user's format
-        """Finish the batch on its device, without gradient, and in float32 in any precision.
+        """Finish the batch on its device, without gradient, and in float32 at any precision.
 
-        With a Trainer of another dtype, such as ``bf16-true``, floats are converted to it at the end.
+        If the Trainer has another dtype, such as ``bf16-true``, floats are converted to it at the
+        end.
 
         Returns:
-            What the step gets: the batch in the user's format with what the module's hooks added,
-                through its hook.
+            The batch that the step gets: in your format, with the keys that the module's hooks
+            added, after the module's own hook.
         """
         run = self._run
         if not run.has_example:
@@ -176,7 +177,7 @@ class BatchHooks(LightningDataModule):
         return run.call_module("on_after_batch_transfer", batch, dataloader_idx)
 
     def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
-        """Turn a planned batch on its device into what the model sees; by default leave it as it is."""
+        """Turn a planned batch on its device into the model's input; by default return it unchanged."""
         return batch
 
     def _format(self, batch: Batch) -> Any:  # noqa: ANN401 - the user's format
@@ -185,7 +186,7 @@ class BatchHooks(LightningDataModule):
         return format_batch(batch, self.batch_format, self.channel_names)
 
     def transform(self, batch: Batch, stage: Stage) -> Batch:
-        """Plan and finish a batch where it is, for use without a Trainer."""
+        """Plan and finish a batch on its current device, for use without a Trainer."""
         return self.finish_batch(self.plan_batch(batch, stage), stage)
 
 
@@ -201,12 +202,12 @@ class ModuleRun(TrainerRun):
     """One run of a Trainer, with the hooks of its module around the transfer of a batch.
 
     Args:
-        trainer: Which is about to run the datamodule; without one the module has no hooks.
-        datamodule: Whose hooks come first.
+        trainer: Trainer that is about to run the datamodule; without one there are no module hooks.
+        datamodule: Datamodule whose hooks run first.
 
     Attributes:
         module_hooks: Hooks of the module that run too.
-        has_example: The batch under way is the module's ``example_input_array``.
+        has_example: True if the current batch is the module's ``example_input_array``.
     """
 
     def __init__(self, trainer: Trainer | None, datamodule: BatchHooks) -> None:
@@ -224,7 +225,7 @@ class ModuleRun(TrainerRun):
             leave_unconverted(trainer, datamodule, self._convert)
 
     def _runs_too(self, hook: Hook) -> bool:
-        """Return True if the module has a hook that runs behind the datamodule's, and log the order."""
+        """Return True if the module has a hook that runs after the datamodule's, and log the order."""
         if self._module is None or not is_overridden(hook, self._module):
             return False
         if is_overridden(hook, self._datamodule, parent=BatchHooks):
@@ -235,7 +236,7 @@ class ModuleRun(TrainerRun):
 
     @property
     def stage(self) -> Stage:
-        """Stage of the batch under way.
+        """Stage of the current batch.
 
         Raises:
             ConfigError: No Trainer is running.
@@ -253,17 +254,17 @@ class ModuleRun(TrainerRun):
         return self.module_hooks <= {"on_after_batch_transfer"}
 
     def sees_example(self, batch: Any) -> bool:  # noqa: ANN401 - the module's format
-        """Return True if a batch is the module's ``example_input_array``; asked first for each batch."""
+        """Return True if a batch is the module's ``example_input_array``; called first for each batch."""
         example = self._module.example_input_array if self._module is not None else None
         self.has_example = example is not None and batch is example
         return self.has_example
 
     @contextmanager
     def naming_foreign(self, batch: Any, dataloader_idx: int) -> Iterator[None]:  # noqa: ANN401 - anybody's
-        """Say in errors that a batch is none of the datamodule's loaders.
+        """State in errors that a batch is not from the datamodule's loaders.
 
         Raises:
-            ConfigError: It is not, and could not be planned or finished.
+            ConfigError: The batch is not, and could not be planned or finished.
         """
         try:
             yield
@@ -284,7 +285,7 @@ class ModuleRun(TrainerRun):
             ) from error
 
     def call_module(self, hook: Hook, batch: Any, *args: torch.device | int) -> Any:  # noqa: ANN401 - the module's format
-        """Return a batch in the module's format, through the module's hook if it has one."""
+        """Return a batch in the module's format after the module's hook, if it has one."""
         if hook not in self.module_hooks:
             return batch
         assert self.trainer is not None
@@ -321,7 +322,7 @@ class ModuleRun(TrainerRun):
         )
 
     def _find_problem(self, keys: list[str], answer: Any) -> str | None:  # noqa: ANN401 - what a user's hook returns
-        """Return the fault of what a hook made of a batch with these keys; None without any."""
+        """Return the problem with a hook's result for a batch with these keys; None if it is valid."""
         if not isinstance(answer, dict):
             kind = "None" if answer is None else type(answer).__name__
             return f"returned {kind} instead of a dict"

@@ -1,4 +1,4 @@
-"""Generated images and objects: their data, nets and pictures."""
+"""Generative models of images and objects: data, nets and pictures."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""`GANDataModule`: images for generative models, and objects that are seen from several sides."""
+"""`GANDataModule`: images for generative models, and objects with several views."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -57,20 +57,20 @@ _CHOICES = {
 
 @dataclass(frozen=True, kw_only=True)
 class GANSource(ImageFolder):
-    """The files of a GAN set; by default alpha is dropped and gray images keep one channel.
+    """The files of a GAN dataset; by default alpha is dropped and gray images keep one channel.
 
     Args:
-        views: `none`, `folders`, `sheet`, or `auto`: as ``views.json`` in the root says, and `none`
-            without it.
+        views: `none`, `folders`, `sheet`, or `auto`, which follows ``views.json`` in the root, or
+            means `none` without it.
         tiles: Views along each side of a sheet; by default tiles have the size of a sample.
-        azimuth_deg: Of the first view, and where the circle ends; by default as ``views.json``
-            says, or 0 to 360.
-        elevation_deg: Lowest and highest; by default as ``views.json`` says, or 0 to 60.
+        azimuth_deg: Azimuth of the first view, and end of the circle; by default from
+            ``views.json``, or 0 to 360.
+        elevation_deg: Lowest and highest elevation; by default from ``views.json``, or 0 to 60.
         image_px: (height, width) of a sample.
-        fit: `cover`, `contain`, `stretch` and `keep` as `Fit` says, once for the store. `patches`
-            scales nothing: samples are patches of images of any size, at random places for
-            training, else of a grid.
-        padding: `reflect`, `border` or `zeros`, where `contain` and `keep` leave room.
+        fit: `cover`, `contain`, `stretch` and `keep` as in `Fit`, applied once for the store.
+            `patches` scales nothing: samples are patches of images of any size, at random places
+            for training, otherwise on a grid.
+        padding: `reflect`, `border` or `zeros`, if `contain` and `keep` do not fill the sample.
     """
 
     views: ViewOption = "auto"
@@ -83,7 +83,7 @@ class GANSource(ImageFolder):
     read: ReadOptions = field(default_factory=partial(ReadOptions, alpha="drop"))
 
     def __post_init__(self) -> None:
-        """Check what can be checked without the disk."""
+        """Check everything that can be checked without the disk."""
         super().__post_init__()
         for name, choices in _CHOICES.items():
             check_choice(name, getattr(self, name), choices)
@@ -102,9 +102,9 @@ class GANSource(ImageFolder):
 
     @cached_property
     def layout(self) -> ViewLayout:
-        """Layout of the views: as the options say, and otherwise as ``views.json`` of the dataset."""
+        """Layout of the views, from the options, or otherwise from ``views.json`` of the dataset."""
         layout = read_layout(self.folder)
-        # Options go before the file: they are there to try another reading of the same images.
+        # Options take precedence over the file, to read the same images in another way.
         if self.views != "auto" and self.views != layout.views:
             layout = replace(layout, views=self.views, tiles=None)
         layout = replace(
@@ -118,13 +118,13 @@ class GANSource(ImageFolder):
                 f"{self.folder} holds views, and fit=patches cuts them: "
                 "set data.views=none, or another fit"
             )
-        # Without a number of tiles, the size of a sample says how many a sheet has.
+        # Without a number of tiles, it follows from the size of a sample.
         if layout.views == "sheet" and layout.tiles is None:
             return replace(layout, tiles=self._count_tiles(self.list_images()))
         return layout
 
     def list_names(self) -> list[str]:
-        """Names of all images, good or bad."""
+        """Return the names of all images, good or bad."""
         return [self.name(source.paths[0]) for source in self.list_images()]
 
     @property
@@ -142,22 +142,22 @@ class GANSource(ImageFolder):
 
     @override
     def list_beside(self, scratch: Path) -> dict[str, Path]:
-        """The layout of the views; the tiles of sheets, which their images say, are written into it."""
+        """Write the layout of the views, including the tiles of sheets, which are found from their images."""
         write_json(scratch / LAYOUT_FILE, asdict(self.layout))
         return super().list_beside(scratch) | {LAYOUT_FILE: scratch / LAYOUT_FILE}
 
     def _count_tiles(self, sources: Sequence[ImageSource]) -> int:
-        """Tiles along each side of sheets whose tiles have the size of a sample.
+        """Return the tiles along each side of sheets whose tiles have the size of a sample.
 
         Raises:
-            DataError: They are not square, or not all the same.
+            DataError: Sheets are not square, or differ from each other.
         """
         problems, counts, (height, width) = Problems(), {}, self.image_px
         for source in sources:
             try:
                 header = ImageDecoder(self.read).header(source)
             except DataError:
-                continue  # found again, and listed, where it is decoded
+                continue  # found and listed again when it is decoded
             rows, columns = header.height_px / height, header.width_px / width
             if rows != columns or rows != int(rows):
                 problems.add(
@@ -172,12 +172,12 @@ class GANSource(ImageFolder):
 
 
 class GANVisuals(Visuals):
-    """See `Visuals`.
+    """Visuals of the images of one stage, see `Visuals`.
 
     Args:
-        dataset: The images of the stage.
-        values: The pixel values that become 0 and 1.
-        plain: Finishes a planned batch without augmentation; None where nothing is augmented.
+        dataset: Images of the stage.
+        values: Pixel values that become 0 and 1.
+        plain: Finishes a planned batch without augmentation; None if nothing is augmented.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class GANVisuals(Visuals):
 
 
 class GANDataModule(BaseDataModule[GANDataset]):
-    """Images of one size, with labels, and with poses where objects are seen from several sides.
+    """Images of one size, with labels, and with poses if objects have several views.
 
     A batch is a dict:
 
@@ -216,19 +216,19 @@ class GANDataModule(BaseDataModule[GANDataset]):
     ``epoch``        [B] int64                epoch the sample was drawn for
     ===============  =======================  ==================================================================
 
-    Objects have k * k views, of k azimuths and k elevations. The azimuth changes fastest: view =
-    number of the elevation * k + number of the azimuth. Views lie in a folder for each object, in
-    the order of their names, or are the tiles of a sheet, row by row. A split has whole objects.
+    Objects have k * k views, from k azimuths and k elevations. The azimuth changes fastest: view =
+    number of the elevation * k + number of the azimuth. Views are in a folder for each object,
+    sorted by name, or are the tiles of a sheet, row by row. A split has whole objects.
 
     Args, beside those of `GANSource` and `BaseDataModule`:
-        splits: Images, or objects, to train, val, test as `split_images` says; or `same`: each
-            split has all of them, as metrics of generated images are mostly given.
+        splits: Splits of the images, or objects, as in `split_images`; or `same`: each split has
+            all of them, as is usual for metrics of generated images.
         image_px: Size of a sample, one number or (height, width).
         labels: `none`, `folders` (the folder of the image or object), `views` or `objects`.
         samples_per_image: Training patches of each image in an epoch, for `fit=patches`.
-        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1
-            for float32.
-        augment: Augmentation of the training split, or a mapping of stages to theirs.
+        value_range: Pixel values that become 0 and 1; by default the full range of an unsigned
+            dtype, and 0..1 for float32.
+        augment: Augmentation of the training split, or a mapping of stages to augmentations.
 
     Raises:
         ConfigError: An option is out of its range.
@@ -290,22 +290,22 @@ class GANDataModule(BaseDataModule[GANDataset]):
 
     @property
     def channels(self) -> int:
-        """Channels of every image; after `setup`."""
+        """Number of channels of the images; available after `setup`."""
         return self.bank.channels
 
     @property
     def num_labels(self) -> int:
-        """Labels that there are, 0 without labels; after `setup`."""
+        """Number of labels, 0 without labels; available after `setup`."""
         return self.table.num_labels
 
     @property
     def poses(self) -> Tensor | None:
-        """(azimuth, elevation) of each view in rad, [V, 2] float32, none without views; after `setup`."""
+        """(azimuth, elevation) of each view in rad, [V, 2] float32, None without views; available after `setup`."""
         return None if self.table.poses is None else torch.from_numpy(self.table.poses)
 
     def build_dataset(self, stage: Stage) -> GANDataset:
-        """Images of one stage; all of them to predict."""
-        # Training cuts patches anew in each epoch, the other stages those of a grid.
+        """Return the images of one stage; all images for ``predict``."""
+        # Training cuts patches again in each epoch, the other stages those of a grid.
         cut: Cut = "random" if stage == "train" else "grid"
         return GANDataset(
             self.bank,
@@ -321,7 +321,7 @@ class GANDataModule(BaseDataModule[GANDataset]):
 
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
         """Draw the augmentation of each sample from its own stream."""
-        # Numbers are drawn on the host, so that the device is never waited for.
+        # Numbers are drawn on the host, so that it never waits for the device.
         if stage not in self.augment:
             return batch
         index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
@@ -346,7 +346,7 @@ class GANDataModule(BaseDataModule[GANDataset]):
         return report | {"objects": len(table.objects)} | counts
 
     def describe(self) -> dict[str, Any]:
-        """Numbers about the opened set: images, objects, samples of each split, labels, bytes of its pixels."""
+        """Return facts about the opened dataset: images, objects, samples by split, labels, bytes of its pixels."""
         views = 0 if self.table.poses is None else len(self.table.poses)
         counts = {"objects": len(self.table.objects), "views": views, "labels": self.num_labels}
         return super().describe() | counts
@@ -373,7 +373,7 @@ class GANDataModule(BaseDataModule[GANDataset]):
         )
 
     def _split(self, table: SampleTable) -> dict[str, Ints]:
-        if self.source.splits == "same":  # as metrics of generated images are mostly given
+        if self.source.splits == "same":  # as is usual for metrics of generated images
             return dict.fromkeys(SPLITS, np.arange(len(table.objects)))
         return self.source.split(table.objects)
 

@@ -1,4 +1,4 @@
-"""Images for generative models, with labels, and with poses where objects are seen from several sides."""
+"""Images for generative models, with labels, and with poses if objects have several views."""
 
 import math
 from collections import Counter
@@ -26,15 +26,15 @@ from lit_data.images.discovery import check_inside
 from lit_inspect.counts import counted, counted_of
 
 Views = Literal["none", "folders", "sheet"]
-"""Each image is a sample by itself; a folder is an object, and its images are views; an image is a sheet of views."""
+"""Views: each image is one sample; a folder is an object, and its images are views; an image is a sheet of views."""
 Labels = Literal["none", "folders", "views", "objects"]
-"""What a label is: nothing, the folder of the image or the object, the view, or the object."""
+"""Meaning of a label: nothing, the folder of the image or object, the view, or the object."""
 
 LAYOUT_FILE = "views.json"
 _MOST_BYTES = 2**20  # of it
 
 Cut = Literal["whole", "random", "grid"]
-"""Samples are whole images or views, patches of them at random places, or those of a grid."""
+"""Samples: whole images or views, patches at random places, or patches on a grid."""
 
 _FIXED = ("bank", "table", "samples", "_patches")
 
@@ -45,10 +45,11 @@ class ViewLayout:
 
     Args:
         views: See `Views`.
-        tiles: Views along each side of a sheet; none where that is not known.
-        azimuth_deg: Of the first view, and where the circle ends: the k azimuths are start + i (end
-            - start) / k.
-        elevation_deg: Lowest and highest; the k elevations lie evenly between them, both included.
+        tiles: Views along each side of a sheet; None if unknown.
+        azimuth_deg: Azimuth of the first view, and end of the circle: the k azimuths are start + i
+            (end - start) / k.
+        elevation_deg: Lowest and highest elevation; the k elevations are evenly spaced, both ends
+            included.
 
     Raises:
         ConfigError: A value is not allowed.
@@ -74,13 +75,13 @@ class ViewLayout:
             object.__setattr__(self, name, values)
 
     def poses(self, side: int) -> Floats:
-        """Azimuth and elevation of the side * side views, rad: [side * side, 2].
+        """Return azimuth and elevation of the side * side views, rad: [side * side, 2].
 
         The azimuth changes fastest: view number = number of the elevation * side + number of the
         azimuth.
         """
         first, end = self.azimuth_deg
-        # The end of the circle is its beginning, and no view of its own.
+        # The end of the circle is its beginning, so it is not a separate view.
         azimuths = first + (end - first) * np.arange(side) / side
         elevations = np.linspace(*self.elevation_deg, side)
         pairs = np.stack((np.tile(azimuths, side), np.repeat(elevations, side)), axis=1)
@@ -90,10 +91,10 @@ class ViewLayout:
 def read_layout(folder: Path) -> ViewLayout:
     """Read `views.json` in the root of a dataset.
 
-    Without such a file each image is a sample by itself.
+    Without this file, each image is one sample.
 
     Raises:
-        DataError: The file is not what it must be, or lies elsewhere.
+        DataError: The file is invalid, or outside the folder.
     """
     path = folder / LAYOUT_FILE
     if not is_there(path):
@@ -112,18 +113,18 @@ def read_layout(folder: Path) -> ViewLayout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleTable:
-    """All samples of a set, those of one object together.
+    """All samples of a dataset, grouped by object.
 
     Attributes:
-        objects: Names of the objects; of the images where each is a sample by itself.
+        objects: Names of the objects, or of the images if each is one sample.
         images: [N] number of the image in the bank.
         view: [N] number of the view.
         object: [N] number of the object.
         label: [N] int64.
-        num_labels: Labels that there are; 0 without labels.
-        classes: Names of the labels where they have any.
+        num_labels: Number of labels; 0 without labels.
+        classes: Names of the labels, if they have names.
         tiles: Views along each side of a stored image.
-        poses: [V, 2] float32, azimuth and elevation of each view in rad; none where images have no
+        poses: [V, 2] float32, azimuth and elevation of each view in rad; None if images have no
             views.
     """
 
@@ -138,7 +139,7 @@ class SampleTable:
     poses: Floats | None
 
     def samples_of(self, objects: Ints) -> Ints:
-        """Ascending numbers of the samples of some objects."""
+        """Return the ascending numbers of the samples of some objects."""
         return np.flatnonzero(np.isin(self.object, objects))
 
 
@@ -150,15 +151,15 @@ def tabulate(
     skipped: Sequence[str] = (),
     in_splits: bool = False,
 ) -> SampleTable:
-    """List the samples of a set.
+    """List the samples of a dataset.
 
     Args:
         names: Path of each image of the bank relative to the root, with forward slashes.
-        layout: How they are views. A sheet has its number of tiles.
-        labels: What their labels are.
-        skipped: Paths of bad images that the bank does not have: an object that lacks a view is
-            left out.
-        in_splits: A folder of each path is that of its split, and no part of a class.
+        layout: Layout of the views. For sheets, it has the number of tiles.
+        labels: Meaning of the labels.
+        skipped: Paths of bad images that the bank does not have; an object with a missing view is
+            skipped.
+        in_splits: True if a folder of each path is that of its split, and not part of a class.
 
     Raises:
         DataError: Objects do not all have the same square number of views, or an image has no
@@ -177,7 +178,7 @@ def tabulate(
         side = tiles = layout.tiles or 1
     elif layout.views == "folders":
         side = check_views({name: len(group) for name, group in groups.items()})
-    # Bad images are numbered behind the good ones: an object with one of them is not complete.
+    # Bad images are numbered after the good ones: an object with one of them is incomplete.
     complete = {name: group for name, group in groups.items() if max(group) < len(names)}
     objects = tuple(complete)
     group_images = np.array([number for group in complete.values() for number in group], np.int64)
@@ -203,7 +204,7 @@ def tabulate(
 def group_views(names: Sequence[str], views: Views) -> dict[str, list[int]]:
     """Return the numbers of the images of each object.
 
-    The views of a folder lie in the order of their names, 2 before 10.
+    The views of a folder are sorted by name, 2 before 10.
     """
     if views != "folders":
         return {name: [number] for number, name in enumerate(names)}
@@ -214,13 +215,13 @@ def group_views(names: Sequence[str], views: Views) -> dict[str, list[int]]:
 
 
 def check_views(counts: Mapping[str, int]) -> int:
-    """The k of k * k views that each object has.
+    """Return the k of the k * k views that each object has.
 
     Raises:
-        DataError: Objects have other numbers of views; each is listed with the squares next to its
-            number.
+        DataError: Numbers of views differ or are not square; each is listed with the nearest
+            squares.
     """
-    # The number that most objects have; a square one goes before any that is none.
+    # The most frequent number of views; a square number takes precedence over any other.
     often = Counter(counts.values())
     usual = max(often, key=lambda count: (_is_square(count), often[count]))
     wrong = [name for name, count in counts.items() if count != usual or not _is_square(count)]
@@ -235,10 +236,10 @@ def check_views(counts: Mapping[str, int]) -> int:
 
 
 def find_classes(objects: Sequence[str], *, in_splits: bool) -> list[str]:
-    """The class of each object: the folders it lies in, without that of its split.
+    """Return the class of each object: its folders, without that of its split.
 
     Raises:
-        DataError: Some lie in no folder.
+        DataError: Some objects are in no folder.
     """
     classes, outside = [], []
     for name in objects:
@@ -273,24 +274,24 @@ def _describe_count(count: int) -> str:
 
 
 class GANDataset(BankDataset):
-    """Images of one split; map-style, and writes many samples at once.
+    """Map-style images of one split; writes many samples at once.
 
     A sample is a dict:
 
-    - ``image`` [C, h, w]: pixels as they are stored;
+    - ``image`` [C, h, w]: stored pixels;
     - ``label`` int64: class, view or object, 0 without labels;
-    - ``view``, ``object`` int64 and ``pose`` [2] float32, azimuth and elevation in rad: only where
+    - ``view``, ``object`` int64 and ``pose`` [2] float32, azimuth and elevation in rad: only if
       objects have views;
-    - ``index`` int64: number of the sample among those of *all* images, of which its random stream
-      is made;
+    - ``index`` int64: number of the sample among those of *all* images, which seeds its random
+      stream;
     - ``image_index`` int64: number of the image in the bank;
     - ``epoch`` int64: the epoch it was read for.
 
     Args:
-        bank: Decoded images [C, h, w]; of `image_px` each, or sheets of `table.tiles` times
-            `table.tiles` of them. Those that patches are cut from may have any size, smaller ones
-            are mirrored on.
-        table: Which samples the bank holds.
+        bank: Decoded images [C, h, w], each of `image_px`, or sheets of `table.tiles` times
+            `table.tiles` of them. Images that patches are cut from may have any size; smaller ones
+            are reflect-padded.
+        table: Samples of the bank.
         samples: Numbers of this split's samples in the table; all of them by default.
         image_px: Size of a sample, one number or (height, width).
         cut: See `Cut`.
@@ -298,7 +299,7 @@ class GANDataset(BankDataset):
         seed: Seed of the places of patches.
 
     Raises:
-        ConfigError: Patches are wanted of images with views, or a number is not allowed.
+        ConfigError: Patches are requested of images with views, or a number is not allowed.
         DataError: Images have another size.
     """
 
@@ -345,7 +346,7 @@ class GANDataset(BankDataset):
             rows["pose"][:] = self.table.poses[view]
 
     def views_of(self, number: int) -> Array:
-        """Return all views of one object, as they are stored: [V, C, h, w]."""
+        """Return all stored views of one object: [V, C, h, w]."""
         samples = np.flatnonzero(self.table.object == number)
         return np.stack([self._whole(sample) for sample in samples.tolist()])
 
@@ -369,7 +370,7 @@ class GANDataset(BankDataset):
         return share_state(self, _FIXED)
 
     def _write_pixels(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> Ints:
-        """Write images and their numbers, and return which rows of the table they are."""
+        """Write images and their numbers, and return the rows of the table that they belong to."""
         if self._patches is None:
             samples = self.samples[indices]
             rows["index"][:] = samples
@@ -383,11 +384,11 @@ class GANDataset(BankDataset):
         return self.samples[places.split_image]
 
     def _whole(self, sample: int) -> Array:
-        """A view of the pixels of one row of the table: [C, h, w]."""
+        """Return a view of the pixels of one row of the table: [C, h, w]."""
         image = self.bank[int(self.table.images[sample])]
         height, width = self.image_px
         row, column = 0, 0
-        if self.table.tiles > 1:  # views lie row by row on a sheet
+        if self.table.tiles > 1:  # views are row by row on a sheet
             row, column = divmod(int(self.table.view[sample]), self.table.tiles)
         return image[:, row * height : (row + 1) * height, column * width : (column + 1) * width]
 
@@ -409,7 +410,7 @@ class GANDataset(BankDataset):
             )
 
     def _check_sizes(self) -> None:
-        """Refuse images that are no sample, or no sheet of them."""
+        """Refuse images that do not have the size of a sample, or of a sheet of samples."""
         sizes_px = np.stack((self.bank.heights_px, self.bank.widths_px), axis=1)
         expected_px = np.array(self.image_px) * self.table.tiles
         problems = []

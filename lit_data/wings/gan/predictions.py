@@ -1,4 +1,4 @@
-"""Generated images: samples to learn from, new images, and new objects from all sides."""
+"""Drawing of samples, and generation of new images, and of new objects from all sides."""
 
 import logging
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _COLUMNS = 8
 SEED = 0
 OBJECTS = 4
-"""Objects that are shown from all sides."""
+"""Number of objects that are shown from all sides."""
 _PANEL_INCHES = 5.0
 _TITLE_INCHES = 0.3
 _COUNT = 64
@@ -45,7 +45,7 @@ _OBJECTS = 8
 
 
 class GenerateTask(Task[GANDataModule]):
-    """Images and objects to learn from, and generated ones."""
+    """Task of images and objects to learn from, and of generated ones."""
 
     predicts = "images"
     method = "sample_images"
@@ -124,7 +124,7 @@ class GenerateTask(Task[GANDataModule]):
 
 
 def tile_views(views: Tensor) -> Tensor:
-    """Put k * k views [V, C, h, w] into one sheet [C, k * h, k * w], row by row."""
+    """Join k * k views [V, C, h, w] to one sheet [C, k * h, k * w], row by row."""
     count, channels, height, width = views.shape
     side = round(count**0.5)
     sheet = views.reshape(side, side, channels, height, width).permute(2, 0, 3, 1, 4)
@@ -145,10 +145,10 @@ def draw_generated(
     Args:
         model: A module with `sample_images`, and `sweep_views` for the sides.
         batch: A finished batch of real images, on the host.
-        poses: [V, 2] rad of the sides; none shows none.
+        poses: [V, 2] rad of the sides; None shows no sides.
         path: The PNG to write.
-        title: Of the picture.
-        count: Images along each side of a panel, at most.
+        title: Title of the picture.
+        count: Maximum number of images along each side of a panel.
     """
     real = batch["image"][: count * count]
     generated = sample(model, len(real), seed=SEED, batch_size=len(real))
@@ -178,7 +178,7 @@ def sweep_objects(
 ) -> Tensor | None:
     """Return generated objects from all sides, [count, V, C, H, W] in 0..1.
 
-    None where the model or the data know no sides.
+    It returns None if the model or the data have no poses.
     """
     if poses is None or not sweeps_views(model):
         return None
@@ -196,15 +196,15 @@ def generate(
 ) -> Predicted:
     """Write images that a model generates; the same seed, weights and count give the same images.
 
-    Into the folder go ``images/<number>.png``; ``predictions.png`` with the first 64; and, where
-    the data and the model know sides, ``views/<object>.png``, sheets that the datamodule can read
-    again, and ``views.png`` with a row for each of these objects.
+    The folder gets ``images/<number>.png``, and ``predictions.png`` with the first 64. If the data
+    and the model have poses, it also gets ``views/<object>.png``, sheets that the datamodule can
+    read again, and ``views.png`` with a row for each of these objects.
 
     Args:
-        datamodule: A prepared and opened datamodule, which knows the sides.
+        datamodule: A prepared and opened datamodule, which has the poses.
         model: A module with `sample_images`.
-        run: Where to write.
-        options: How many.
+        run: Output folder and identity of the run.
+        options: Number of images, and batch size.
 
     Returns:
         Number of images and of objects.
@@ -214,7 +214,7 @@ def generate(
     """
     check_sampling(model, "predict")
     model.to(run.trainer.strategy.root_device)
-    # The sides to choose from; in training the setup of the model sets them.
+    # The poses to choose from; in training the setup of the model sets them.
     model_with_poses: Any = model
     model_with_poses.poses = datamodule.poses
     count = options.count or _COUNT

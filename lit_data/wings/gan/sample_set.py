@@ -1,4 +1,4 @@
-"""The default data of the gan experiment: a small set of drawn objects, each seen from several sides, made once."""
+"""Default data of the gan experiment: a small synthetic dataset of objects with several views, made once."""
 
 import colorsys
 import json
@@ -22,7 +22,7 @@ Sizes = tuple[float, float, float]
 KINDS = ("ellipsoid", "box", "cylinder", "cone", "torus")
 CAMERA_DISTANCE = 4.0
 FIELD_OF_VIEW_DEG = 30.0
-"""From the lower to the upper edge of a view."""
+"""Angle from the lower to the upper edge of a view."""
 BACKGROUND = 0.92
 
 _LIGHT = np.array((0.45, -0.35, 0.82), np.float32)
@@ -31,7 +31,7 @@ _AMBIENT = 0.35
 _STEPS = 48
 _HIT = 2e-3
 _TILT_RAD = 0.6  # from upright, at most
-_BLUR = 0.02  # half width of the line between the colours
+_BLUR = 0.02  # half width of the line between the colors
 _EDGE = 0.03  # how far the edges of a box are rounded
 # Smallest and largest of three lengths of each kind.
 _SIZES: Mapping[str, tuple[tuple[float, float], ...]] = {
@@ -60,14 +60,14 @@ samples.json            what the dataset was made from, and the size of each fil
 
 @dataclass(frozen=True, slots=True)
 class Solid:
-    """An object of the set.
+    """An object of the dataset.
 
     Attributes:
         kind: One of `KINDS`.
         sizes: Three lengths, see `_SIZES`.
         turn: [3, 3] float32 rotation from its own axes to those of the world.
         colours: [2, 3] float32, R, G, B in 0..1 of its two halves.
-        parting: [3] float32 unit vector across the plane between the halves, in its own axes.
+        parting: [3] float32 unit normal of the plane between the halves, in its own axes.
     """
 
     kind: str
@@ -77,16 +77,16 @@ class Solid:
     parting: Floats
 
     def distance(self, points: Floats) -> Floats:
-        """Distance of points in its own axes, [3, N], to its surface; negative inside. Ellipsoids: a bound of it."""
+        """Return the distance of points [3, N] in its own axes to its surface, negative inside; a bound for ellipsoids."""
         return _DISTANCES[self.kind](points, self.sizes)
 
 
 def draw_solid(seed: int, number: int) -> Solid:
-    """The object of a number: kinds take turns, all else is drawn from (seed, number) alone."""
+    """Draw the object of a number: kinds alternate, everything else depends only on (seed, number)."""
     (rng,) = open_streams(seed, number, 1)
     kind = KINDS[number % len(KINDS)]
     first, second, third = (float(rng.uniform(low, high)) for low, high in _SIZES[kind])
-    # The second colour lies well away from the first on the colour circle.
+    # The second color is well away from the first on the color circle.
     hue, step = rng.uniform(), rng.uniform(0.2, 0.8)
     colours = [
         colorsys.hsv_to_rgb(part % 1, rng.uniform(0.5, 0.9), rng.uniform(0.6, 0.95))
@@ -103,15 +103,15 @@ def draw_solid(seed: int, number: int) -> Solid:
 
 @dataclass(frozen=True, slots=True)
 class Cameras:
-    """The rays of several views that cross the ball of radius 1 about the origin.
+    """Rays of several views that cross the ball of radius 1 around the origin.
 
     Attributes:
         shape: (V, h, w).
-        pixels: [N] int64, of which flat pixel each ray is.
+        pixels: [N] int64, flat pixel of each ray.
         origins: [3, N] float32.
         directions: [3, N] float32 of length 1.
-        near: [N] float32, where along the ray the ball begins.
-        far: [N] float32, where it ends.
+        near: [N] float32, distance along the ray at which the ball begins.
+        far: [N] float32, distance at which it ends.
     """
 
     shape: tuple[int, int, int]
@@ -123,7 +123,7 @@ class Cameras:
 
     @classmethod
     def at(cls, poses: Floats, size_px: Size) -> "Cameras":
-        """Cameras at [V, 2] (azimuth, elevation) in rad, whose views are of (h, w) px."""
+        """Make cameras at [V, 2] (azimuth, elevation) in rad, whose views have (h, w) px."""
         origins, directions = cast_rays(poses, size_px)
         # Where |origin + t * direction| = 1: a quadratic in t with its vertex at `middle`.
         middle = -(origins * directions).sum(0)
@@ -137,7 +137,7 @@ class Cameras:
 
 
 def cast_rays(poses: Floats, size_px: Size) -> tuple[Floats, Floats]:
-    """Rays through the middles of the pixels.
+    """Return rays through the centers of the pixels.
 
     Args:
         poses: [V, 2] float32, (azimuth, elevation) of each camera, rad.
@@ -168,8 +168,8 @@ def render_views(solid: Solid, cameras: Cameras) -> Bytes:
     """Render the views of an object: [V, h, w, 3] uint8, R, G, B."""
     start, way = (solid.turn.T @ part for part in (cameras.origins, cameras.directions))
     pixel = np.float32(CAMERA_DISTANCE * 2 * _REACH / cameras.shape[1])
-    # A pixel at the edge is covered in part, by how far from the solid its ray passes: half a pixel
-    # in, half out.
+    # A pixel at the edge is partly covered, depending on how far from the solid its ray passes:
+    # half a pixel inside, half outside.
     along, away = _trace(solid, start, way, cameras, pixel / 2)
     seen = np.flatnonzero(away < pixel)
     cover = (1 - away[seen] / pixel)[:, None]
@@ -182,11 +182,11 @@ def render_views(solid: Solid, cameras: Cameras) -> Bytes:
 def _trace(
     solid: Solid, start: Floats, way: Floats, cameras: Cameras, less: np.float32
 ) -> tuple[Floats, Floats]:
-    """Follow rays to a surface that lies `less` inside that of the solid.
+    """Follow rays to a surface that is `less` inside that of the solid.
 
     Returns:
-        along: [N] float32, how far along each ray its point nearest to the surface lies.
-        away: [N] float32, how far from the surface that is; 0 where the ray meets it.
+        along: [N] float32, distance along each ray to its point nearest to the surface.
+        away: [N] float32, distance of that point from the surface; 0 if the ray hits it.
     """
     along, away = cameras.near.copy(), np.full_like(cameras.near, np.inf)
     active, at, far = np.arange(len(along)), cameras.near, cameras.far
@@ -205,10 +205,10 @@ def _trace(
 
 
 def _shade(solid: Solid, points: Floats) -> Floats:
-    """Colors of points [3, N] at the surface, by Lambert's law: [N, 3] float32 in 0..1."""
+    """Return colors of points [3, N] on the surface, by Lambert's law: [N, 3] float32 in 0..1."""
     light = solid.turn.T @ (_LIGHT / np.linalg.norm(_LIGHT))
     lit = _AMBIENT + (1 - _AMBIENT) * np.maximum(light @ _normals(solid, points), 0)
-    # From 0 to 1 across the line between the colours, which is blurred against jagged edges.
+    # From 0 to 1 across the line between the colors, which is blurred against jagged edges.
     share = np.clip(solid.parting @ points / np.float32(2 * _BLUR) + np.float32(0.5), 0, 1)[:, None]
     return np.asarray(
         lit[:, None] * (solid.colours[0] * share + solid.colours[1] * (1 - share)), np.float32
@@ -216,7 +216,7 @@ def _shade(solid: Solid, points: Floats) -> Floats:
 
 
 def _normals(solid: Solid, points: Floats) -> Floats:
-    """Directions in which the distance grows, from four values around each point: [3, N] float32."""
+    """Return the directions in which the distance grows, from four values around each point: [3, N] float32."""
     # Four corners of a tetrahedron give the gradient with fewer values than three pairs.
     corners = np.array(((1, 1, 1), (1, -1, -1), (-1, 1, -1), (-1, -1, 1)), np.float32)[..., None]
     slope = sum(solid.distance(points + np.float32(1e-3) * corner) * corner for corner in corners)
@@ -225,7 +225,7 @@ def _normals(solid: Solid, points: Floats) -> Floats:
 
 
 def _turn(yaw: float, tilt: float, spin: float) -> Floats:
-    """A rotation: about z, then over, then about z again: [3, 3] float32."""
+    """Return a rotation: about z, then a tilt, then about z again: [3, 3] float32."""
     over = np.array(
         ((1, 0, 0), (0, math.cos(tilt), -math.sin(tilt)), (0, math.sin(tilt), math.cos(tilt)))
     )
@@ -238,7 +238,7 @@ def _turn(yaw: float, tilt: float, spin: float) -> Floats:
 
 
 def _length(*parts: Floats) -> Floats:
-    """Of vectors, from their parts [N]; several times as fast as `np.linalg.norm`."""
+    """Return the lengths of vectors from their parts [N]; several times as fast as `np.linalg.norm`."""
     return np.asarray(np.sqrt(sum(part * part for part in parts)), np.float32)
 
 
@@ -321,7 +321,7 @@ class GANSampleSpec(SampleSpec):
 
     @property
     def folder_name(self) -> str:
-        """Name of its folder: datasets of different specs lie side by side."""
+        """Name of the folder; datasets of different specs are side by side."""
         height, width = self.size_px
         return f"{self.kind}-{self.count}x{self.tiles**2}x{height}x{width}-seed{self.seed}"
 

@@ -1,4 +1,4 @@
-"""Folders on servers, of which a local mirror is kept, and sets of shards that are larger than the disk."""
+"""Folders on servers with local mirrors, and datasets in shards that are larger than the disk."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ ROOTS = {
     "image_shards": f"{__name__}.shards.store.ShardedImages",
     "write_shards": f"{__name__}.shards.publish.write_shards",
 }
-"""Dotted names of what opens and writes roots that lie elsewhere, see `lit_data.images.roots`."""
+"""Dotted names of the functions and classes for remote roots, see `lit_data.images.roots`."""
 
 __getattr__, __dir__ = offer(
     __name__,

@@ -1,6 +1,7 @@
-"""An open connection to a folder on a server: what it holds, and the bytes of one file.
+"""An open connection to a folder on a server, to list its files and to read and write them.
 
-All that asks a server is a coroutine of `Connection`; `lit_data.wings.remote.transport` runs them.
+Everything that asks a server is a coroutine of `Connection`; `lit_data.wings.remote.transport` runs
+them.
 """
 
 import asyncio
@@ -28,12 +29,12 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 MAX_LIST_BYTES = 256 * 2**20
-"""The largest list of files or index page that is read."""
+"""Maximum size of a list of files or an index page."""
 
 S3 = ("s3", "s3a")
 _S3_OPTIONS = ("endpoint_url", "region", "anon")
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs"}
-# Names that file systems of fsspec give to checksums, versions and times of a file.
+# Names of checksums, versions and times of a file in file systems of fsspec.
 _TAGS = ("ETag", "etag", "md5Hash", "md5", "content_md5", "checksum", "generation")
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 _HEX = frozenset("0123456789abcdef")
@@ -44,12 +45,12 @@ class RemoteFile:
     """Name, size and checksums of a file, as its server states them.
 
     Args:
-        name: Path below the root.
-        size_bytes: Its size.
-        version: Changes with its content: a sum, an ETag or a time; empty where the server states
+        name: Path relative to the root.
+        size_bytes: Size of the file.
+        version: Changes with the content: a checksum, an ETag or a time; empty if the server states
             none.
-        mtime_s: When it was last changed, seconds since 1970; 0 where the server does not say.
-        md5: Hexadecimal, where it is known before the file is read.
+        mtime_s: Time of the last change, seconds since 1970; 0 if the server does not state it.
+        md5: Hexadecimal checksum, if it is known before the file is read.
         sha256: The same.
     """
 
@@ -65,11 +66,11 @@ class Connection(ABC):
     """A folder on a server, open for reading.
 
     Args:
-        address: Of the folder.
-        options: How it is read.
+        address: Address of the folder.
+        options: Options for reading it.
 
     Raises:
-        ConfigError: fsspec knows no such scheme, or a package is missing.
+        ConfigError: fsspec does not know the scheme, or a package is missing.
     """
 
     def __init__(self, address: Address, options: RemoteOptions) -> None:
@@ -78,11 +79,11 @@ class Connection(ABC):
         self._class = _find_class(address)
         self._fs: Any = None
         self._root = ""  # as the file system names it
-        # Not those of the loop, in which names of hosts are looked up meanwhile.
+        # Not those of the loop, which are also used to look up host names.
         self._threads = ThreadPoolExecutor(options.connections, "lit_data remote")
 
     async def open(self) -> None:
-        """Make the client, which asks the server nothing yet.
+        """Make the client, without asking the server anything yet.
 
         Raises:
             ConfigError: Options do not suit this kind of server.
@@ -98,36 +99,36 @@ class Connection(ABC):
     async def close(self) -> None:
         """Close the client."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        if hasattr(self._fs, "set_session"):  # which returns the one that there is
+        if hasattr(self._fs, "set_session"):  # which returns the existing one
             with suppress(Exception):
                 session = await self._fs.set_session()
                 await session.close()
 
     @abstractmethod
     def _choose_settings(self, conf: dict[str, Any]) -> dict[str, Any]:
-        """Return arguments of the file system, from those of the user's configuration of fsspec."""
+        """Return arguments of the file system, based on the user's configuration of fsspec."""
 
     @abstractmethod
     async def list_files(self, scope: Scope) -> Sequence[RemoteFile]:
-        """Return the files of a scope, in no order, and with whatever names.
+        """Return the files of a scope, in any order and with any names.
 
         Raises:
-            DataError: There is no such folder, or it may not be read.
+            DataError: The folder does not exist, or reading it is forbidden.
         """
 
     @abstractmethod
     def full_path(self, name: str) -> str:
-        """Return a file as the file system names it."""
+        """Return the path of a file in the file system."""
 
     async def is_sum(self, file: RemoteFile) -> bool:
-        """Return True if the stated MD5 sum is that of a file's content after all."""
+        """Return True if the stated MD5 sum is really that of the file's content."""
         return file.md5 is not None
 
     async def get(self, name: str, path: Path, most_bytes: int) -> None:
-        """Copy a file to a local one, however many tries that takes.
+        """Copy a file to a local one, with retries.
 
         Raises:
-            DataError: It is not there, or larger than it may be.
+            DataError: The file does not exist, or is larger than allowed.
         """
         await self.insist(lambda: self.fetch(name, path, most_bytes), name)
 
@@ -139,15 +140,15 @@ class Connection(ABC):
             return path.read_bytes()
 
     async def read_range(self, name: str, begin: int, end: int) -> bytes:
-        """Return the bytes of a file from one number to another, without the last.
+        """Return the bytes of a file from `begin` to `end`, excluded.
 
         Raises:
-            DataError: They are not there.
+            DataError: The file is shorter.
         """
         path = self.full_path(name)
         call = partial(self._call, "cat_file", path, start=begin, end=end)
         content: bytes = await self.insist(call, name)
-        if len(content) > end - begin:  # of a server that knows no ranges
+        if len(content) > end - begin:  # of a server without range requests
             content = content[begin:end]
         if len(content) != end - begin:
             raise DataError(f"{self.address.name(name)}: shorter than the server states")
@@ -156,17 +157,17 @@ class Connection(ABC):
     async def fetch(
         self, name: str, path: Path, most_bytes: int, count: Callable[[int], None] | None = None
     ) -> None:
-        """Copy a file to a local one, once; raises whatever the client does.
+        """Copy a file to a local one, without retries; raises any error of the client.
 
         Args:
-            name: Path below the root.
+            name: Path relative to the root.
             path: A local file.
-            most_bytes: Most bytes that it may have.
+            most_bytes: Maximum size.
             count: Called with the number of new bytes.
 
         Raises:
-            DataError: More bytes arrive.
-            TimeoutError: None arrive for `timeout_s`, however long the file takes as a whole.
+            DataError: The file is larger than allowed.
+            TimeoutError: No bytes arrive for `timeout_s`; the total time is not limited.
         """
         too_many = too_large(self.address.name(name), most_bytes)
         loop, timeout_s = asyncio.get_running_loop(), self.options.timeout_s
@@ -176,27 +177,27 @@ class Connection(ABC):
                 arrived.total_bytes += new_bytes
                 if count is not None:
                     count(new_bytes)
-                if arrived.total_bytes > most_bytes:  # at once, before it fills the disk
+                if arrived.total_bytes > most_bytes:  # immediately, before it fills the disk
                     raise too_many
-                # From the thread of a client that is not asynchronous, perhaps.
+                # Possibly from the thread of a client that is not asynchronous.
                 loop.call_soon_threadsafe(_extend, limit, loop.time() + timeout_s)
 
             arrived = _Arrived(arrive)
-            path.unlink(missing_ok=True)  # a try that was given up may still write
+            path.unlink(missing_ok=True)  # an abandoned try may still write
             await self._call("get_file", self.full_path(name), str(path), callback=arrived)
         if path.stat().st_size > most_bytes:
             raise too_many
 
     async def put(self, path: Path, name: str) -> None:
-        """Copy a local file to the server, whole.
+        """Copy a local file to the server, completely.
 
         Raises:
-            DataError: It may not be written there.
+            DataError: Writing there is forbidden.
         """
         await self.insist(lambda: self._call("put_file", str(path), self.full_path(name)), name)
 
     async def list_sizes(self, folder: str) -> dict[str, int]:
-        """Return the size of each file of a folder below the root, bytes, by its path below it."""
+        """Return the size in bytes of each file of a folder, by its path relative to the folder."""
         root = self.full_path(folder)
         infos = await self._find(root, folder)
         sizes = {}
@@ -206,16 +207,16 @@ class Connection(ABC):
         return sizes
 
     async def _find(self, root: str, name: str = "") -> Any:  # noqa: ANN401 - as of `_call`
-        """Return facts of each file below a folder, by its path."""
+        """Return facts of each file in a folder, by its path."""
         return await self.insist(lambda: self._call("find", root, detail=True), name)
 
     async def insist(self, call: Callable[[], Awaitable[T]], name: str = "") -> T:
-        """Try again while errors pass; see `lit_data.wings.remote.faults.insist`."""
+        """Retry after transient errors; see `lit_data.wings.remote.faults.insist`."""
         what = self.address.name(name) if name else str(self.address)
         return await insist(call, what, self.options)
 
     async def _call(self, method: str, *args: object, **kwargs: object) -> Any:  # noqa: ANN401 - fsspec has no types
-        """Call a method of the file system in a thread; an asynchronous one works in our loop."""
+        """Call a method of the file system in a thread; an asynchronous one uses our loop."""
         call = partial(getattr(self._fs, method), *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
@@ -228,27 +229,27 @@ class Connection(ABC):
 
 
 class _Arrived:
-    """The part of fsspec's callbacks that says how many bytes are new."""
+    """A callback of fsspec, reduced to counting new bytes."""
 
     def __init__(self, arrive: Callable[[int], None]) -> None:
         self.total_bytes = 0
         self._arrive = arrive
 
     def set_size(self, size: int | None) -> None:
-        """The size is known already."""
+        """Do nothing, because the size is known already."""
 
     def relative_update(self, inc: int = 1) -> None:
-        """Some bytes arrived."""
+        """Count new bytes."""
         self._arrive(inc)
 
 
 def _extend(limit: asyncio.Timeout, end_s: float) -> None:
-    with suppress(RuntimeError):  # the file is there already
+    with suppress(RuntimeError):  # the file has already arrived
         limit.reschedule(end_s)
 
 
 class ListedConnection(Connection):
-    """A folder of a file system that lists all files below it with their sizes."""
+    """A folder of a file system that lists all its files with their sizes."""
 
     @override
     def _choose_settings(self, conf: dict[str, Any]) -> dict[str, Any]:
@@ -267,7 +268,7 @@ class ListedConnection(Connection):
         infos: dict[str, Mapping[str, Any]] = {}
         for path, info in listed.items():
             name = path.removeprefix(root).removeprefix("/")
-            # Consoles of S3 make folders as empty objects that end with a slash; the one of the
+            # Consoles of S3 make folders as empty objects that end with a slash; the object of the
             # root has no name left.
             if info["type"] == "file" and name and not name.endswith("/"):
                 infos[name] = info
@@ -313,7 +314,7 @@ class ListedConnection(Connection):
         )
 
     def find_md5(self, tag: str) -> str | None:
-        """Return the MD5 sum that the tag of a file is, where it is one."""
+        """Return the MD5 sum if the tag of a file is one."""
         return None
 
 
@@ -325,7 +326,7 @@ class S3Connection(ListedConnection):
         if self.options.endpoint_url is not None:
             await check_resolved(self.options.endpoint_url, "remote.endpoint_url")
         await super().open()
-        self._fs.retries = 1  # no argument sets it; `insist` alone tries again, or tries multiply
+        self._fs.retries = 1  # no argument sets it; only `insist` retries, or tries multiply
 
     @override
     def _choose_settings(self, conf: dict[str, Any]) -> dict[str, Any]:
@@ -348,7 +349,7 @@ class S3Connection(ListedConnection):
 
     @override
     async def is_sum(self, file: RemoteFile) -> bool:
-        """Ask for the headers of an object: encrypted with a key of its own, its ETag is no sum."""
+        """Ask for the headers of an object: if it has its own encryption key, its ETag is not a checksum."""
         bucket, _, key = self.full_path(file.name).partition("/")
         ask = partial(self._call, "call_s3", "head_object", Bucket=bucket, Key=key)
         head = await self.insist(ask, file.name)
@@ -357,19 +358,19 @@ class S3Connection(ListedConnection):
 
     @override
     def find_md5(self, tag: str) -> str | None:
-        """Return the ETag of an object that was not put together from parts: its MD5 sum."""
+        """Return the ETag of an object if it was uploaded in one part, so that it is the MD5 sum."""
         return tag if len(tag) == 32 and _HEX.issuperset(tag) else None
 
 
 async def call_each(
     call: Callable[[Item], Awaitable[T]], items: Sequence[Item], most: int
 ) -> list[T]:
-    """Call for each item, and end all calls at the first that raises.
+    """Call for each item, and cancel all calls at the first error.
 
     Args:
         call: Returns the coroutine of an item.
-        items: What to call for.
-        most: How many calls are under way at a time.
+        items: The items.
+        most: Maximum number of calls at a time.
 
     Returns:
         The results, in the order of the items.

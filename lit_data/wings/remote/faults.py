@@ -1,7 +1,7 @@
-"""Faults of reading from a server: worth another try or not, in text without anything secret.
+"""Faults of reading from a server: whether to retry, and messages without secrets.
 
-Errors of clients carry addresses, which after a redirect may hold signatures; so no such error is
-ever chained to one of ours, and none is raised further.
+Errors of clients contain addresses, which after a redirect may have signatures. So no such error is
+ever chained to one of lit_data, and none is raised further.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _LASTING = (
     ImportError,
     NotImplementedError,
 )
-"""Errors without an answer of the server that another try cannot help."""
+"""Errors without an answer of the server that a retry cannot fix."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SHOWN = 200
 
@@ -42,11 +42,11 @@ ACCESS_ADVICE = f"; {WHERE_CREDENTIALS_BELONG}; public S3 buckets need data.remo
 
 
 class UnreachableError(DataError):
-    """A server did not answer, or only with errors that pass, as often as it was asked."""
+    """A server did not answer, or only with transient errors, in all tries."""
 
 
 def too_large(what: str, most_bytes: int) -> DataError:
-    """Return the error for a file that is larger than it may be."""
+    """Return the error for a file that is larger than allowed."""
     return DataError(
         f"{what}: more than the allowed {most_bytes} bytes; it is being changed, or must be "
         "prepared again"
@@ -54,7 +54,7 @@ def too_large(what: str, most_bytes: int) -> DataError:
 
 
 class BrokenReadError(Exception):
-    """Bytes that are not those that the server announced; another try may give them."""
+    """Bytes that differ from those the server announced; a retry may fix it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Fault:
     """Meaning of an error of a client.
 
     Args:
-        passes: Whether another try may succeed.
-        text: For a message.
+        passes: True if a retry may succeed.
+        text: Text for a message.
     """
 
     passes: bool
@@ -71,10 +71,10 @@ class Fault:
 
 
 def describe_fault(error: BaseException) -> Fault:
-    """Judge an error of fsspec or of a library below it.
+    """Classify an error of fsspec or of a library below it.
 
-    What has a status is an answer of the server, and says by itself if another try may help;
-    without one the connection is at fault, except for `_LASTING`.
+    An error with a status is an answer of the server, and the status decides whether a retry may
+    help. Without a status the connection is at fault, except for `_LASTING`.
     """
     chain = list(causes_of(error, contexts="shown"))
     status = _find_status(chain)
@@ -102,16 +102,16 @@ def describe_fault(error: BaseException) -> Fault:
 
 
 async def insist(call: Callable[[], Awaitable[T]], what: str, options: RemoteOptions) -> T:
-    """Call until it works, with longer and longer waits, as long as errors pass.
+    """Call until it works, with increasing waits, as long as errors are transient.
 
     Args:
-        call: Begins anew at each call.
+        call: Starts over at each call.
         what: Address, for messages.
-        options: How often, and how long to wait.
+        options: Number of retries, and waiting time.
 
     Raises:
         UnreachableError: All tries failed.
-        DataError: An error that does not pass.
+        DataError: The error is permanent.
         StoreSpaceError: The local disk is full.
         OSError: A local file cannot be written.
     """
@@ -120,19 +120,19 @@ async def insist(call: Callable[[], Awaitable[T]], what: str, options: RemoteOpt
         if number:
             log.info("%s: %s; try %d of %d", what, fault.text, number + 1, options.retries + 1)
             longest_s = min(_LONGEST_WAIT_S, options.backoff_s * 2 ** (number - 1))
-            # A random part, so that many readers do not come back together; not from a generator
-            # that training draws from.
+            # A random part, so that many readers do not retry at the same time; not from a
+            # generator that training uses.
             await asyncio.sleep(longest_s * (0.5 + secrets.randbelow(1001) / 2000))
         try:
             return await call()
         except LitDataError:
             raise
-        except Exception as error:  # clients of file systems raise anything at all
+        except Exception as error:  # clients of file systems raise any kind of error
             is_full = isinstance(error, OSError) and error.errno in _NO_SPACE
             if isinstance(error, OSError) and error.filename is not None and not is_full:
-                raise  # of a local file: servers' errors name none
+                raise  # of a local file: errors of servers have no file name
             fault = describe_fault(error)
-        if is_full:  # raised here and below, behind the block, so that nothing is chained
+        if is_full:  # raised here and below, after the block, so that nothing is chained
             raise StoreSpaceError(
                 f"{what}: the local disk is full; free some space, or set paths.cache=<folder>"
             )
@@ -146,7 +146,7 @@ async def insist(call: Callable[[], Awaitable[T]], what: str, options: RemoteOpt
 
 
 def _find_status(chain: Sequence[BaseException]) -> int | None:
-    """Return the status of HTTP that an error of aiohttp or botocore carries, or stands for."""
+    """Return the HTTP status that an error of aiohttp or botocore has, or corresponds to."""
     for link in chain:
         status = getattr(link, "status", None)
         response = getattr(link, "response", None)

@@ -1,6 +1,6 @@
-"""Bringing files from a server into a mirror, and the record of those that are there.
+"""Fetching of files from a server into a mirror, and the record of fetched files.
 
-Each file is whole and compared with what the server states, or not there at all.
+Each file is complete and checked against the server, or does not exist at all.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 MANIFEST_NAME = ".manifest.jsonl"
 _FORMAT = 1
-_MOST_FAULTS = 100  # then no more files are asked for
+_MOST_FAULTS = 100  # after these, no more files are requested
 _NS = 10**9
 
 
@@ -35,9 +35,9 @@ class MirroredFile:
     """A file of the mirror.
 
     Args:
-        version: What the server said of it when it was read.
-        size_bytes: Its size.
-        mtime_ns: Its local time, as the disk gave it back.
+        version: Version stated by the server when it was read.
+        size_bytes: Size of the file.
+        mtime_ns: Local time, as read back from the disk.
     """
 
     version: str
@@ -45,7 +45,7 @@ class MirroredFile:
     mtime_ns: int
 
     def is_at(self, path: Path) -> bool:
-        """Return True if the local file is the one that was read."""
+        """Return True if the local file is the one that was fetched."""
         try:
             status = path.lstat()
         except OSError:
@@ -54,20 +54,20 @@ class MirroredFile:
 
 
 class Manifest:
-    """Record of a mirror, of which the next start reads what need not be read again.
+    """Record of a mirror, which tells the next start which files need not be read again.
 
     Lines are added while files arrive; the last line of a name counts.
 
-    A line is written before its file gets its name: then a kill in between leaves a line that no
-    file fits, which is read anew, and never a file that nobody knows of.
+    A line is written before its file gets its name. So a kill in between leaves a line without a
+    matching file, which is then read again, and never a file without a line.
 
     Args:
-        folder: Where the record lies.
-        url: What is mirrored; a record of anything else is not used.
+        folder: Folder of the record.
+        url: Mirrored address; a record of another address is not used.
 
     Attributes:
-        entries: By name.
-        complete: For the key of each scope that is there as a whole: how many files it has.
+        entries: Files by name.
+        complete: Number of files of each complete scope, by its key.
     """
 
     def __init__(self, folder: Path, url: str) -> None:
@@ -78,16 +78,16 @@ class Manifest:
         self._load()
 
     def begin(self, gone: Iterable[str] = ()) -> None:
-        """Write the record anew without some files, and with nothing complete: files change now."""
+        """Write the record again without `gone`, and with no complete scope, because files change now."""
         for name in gone:
             del self.entries[name]
         self.complete = {}
         self._write()
 
     def add(self, name: str, entry: MirroredFile) -> None:
-        """Note a file that is about to get its name."""
+        """Record a file that is about to get its name."""
         self.entries[name] = entry
-        # One write of one line with O_APPEND is never torn by another thread's.
+        # One write of one line with O_APPEND is never mixed with that of another thread.
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             write_all(fd, memoryview(_encode({"name": name, **asdict(entry)})))
@@ -95,11 +95,11 @@ class Manifest:
             os.close(fd)
 
     def finish(self, scope: str, files: int) -> None:
-        """Note that a scope is there as a whole.
+        """Record that a scope is complete.
 
         Args:
-            scope: Its key.
-            files: How many files it has.
+            scope: Key of the scope.
+            files: Number of its files.
         """
         self.complete[scope] = files
         self._write()
@@ -136,9 +136,9 @@ def _encode(row: Mapping[str, Any]) -> bytes:
 
 
 def _decode(line: bytes) -> dict[str, Any]:
-    """Return a line of a record; empty if it was cut short by a kill."""
+    """Return a line of a record; empty if it was truncated by a kill."""
     try:
-        # RecursionError: brackets in brackets, in a record that somebody changed.
+        # RecursionError: nested brackets, in a record that somebody changed.
         row = json.loads(line)
     except (ValueError, RecursionError):
         return {}
@@ -147,13 +147,13 @@ def _decode(line: bytes) -> dict[str, Any]:
 
 @dataclass
 class Fetcher:
-    """Reads many files at a time.
+    """Fetches many files at a time.
 
     Args:
-        connection: Where from.
-        manifest: Learns of each file.
-        folder: Of the mirror.
-        temp: A folder on the same disk, for files that are not whole yet.
+        connection: Connection to the server.
+        manifest: Records each file.
+        folder: Folder of the mirror.
+        temp: A folder on the same disk, for incomplete files.
         bar: Counts bytes.
     """
 
@@ -165,14 +165,14 @@ class Fetcher:
 
     def __post_init__(self) -> None:
         self._faults: dict[str, str] = {}
-        self._has_other_tags = False  # ETags turned out to be no sums
+        self._has_other_tags = False  # ETags turned out not to be checksums
 
     async def run(self, files: Sequence[RemoteFile]) -> None:
         """Fetch files.
 
         Raises:
-            UnreachableError: The server does not answer any more; what has arrived is kept.
-            DataError: Lists all files that cannot be read, or are not what the server states.
+            UnreachableError: The server does not answer any more; files that have arrived are kept.
+            DataError: Files cannot be read, or differ from what the server states; all are listed.
         """
         await call_each(self._try, list(enumerate(files)), self.connection.options.connections)
         if not self._faults:
@@ -180,7 +180,7 @@ class Fetcher:
         problems = Problems()
         advice = ""
         for name, text in sorted(self._faults.items()):
-            # Many files share this advice, which comes once, at the end.
+            # Many files share this advice, which is given once, at the end.
             if text.endswith(ACCESS_ADVICE):
                 advice = ACCESS_ADVICE.removeprefix("; ")
             problems.add(self.connection.address.name(name), text.removesuffix(ACCESS_ADVICE))
@@ -206,7 +206,7 @@ class Fetcher:
             path.unlink(missing_ok=True)
 
     async def _fetch(self, file: RemoteFile, path: Path, wrong_sums: list[str]) -> MirroredFile:
-        """Read a file once and compare it."""
+        """Fetch a file once and check it."""
         arrived: list[int] = []
 
         def count(new_bytes: int) -> None:
@@ -229,11 +229,11 @@ class Fetcher:
             raise
 
     async def _check_sum(self, file: RemoteFile, path: Path, wrong_sums: list[str]) -> None:
-        """Compare the sums; the same wrong one twice is the server's, another try cannot help.
+        """Compare the checksums; if the same wrong sum comes twice, a retry cannot help.
 
         Raises:
             BrokenReadError: The sum is wrong for the first time.
-            DataError: It stays wrong.
+            DataError: The sum stays wrong.
         """
         algorithm, stated = ("sha256", file.sha256) if file.sha256 else ("md5", file.md5)
         is_tag = algorithm == "md5"
@@ -260,7 +260,7 @@ class Fetcher:
         )
 
     def _publish(self, file: RemoteFile, path: Path, entry: MirroredFile) -> None:
-        """Give a whole file its name, in place of an older file or a link."""
+        """Give a complete file its name, replacing an older file or a link."""
         target = self.folder / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
         # In this order, see `Manifest`.
@@ -269,10 +269,10 @@ class Fetcher:
 
 
 def choose_mtime_ns(file: RemoteFile) -> int:
-    """Return a local time that is the same on every machine, and another for each version.
+    """Return a local time that is the same on every machine, and different for each version.
 
-    Stores know their sources by size and time, and servers tell times in whole seconds only; so the
-    version chooses the nanoseconds.
+    Stores identify their sources by size and time, and servers state times in whole seconds only,
+    so the nanoseconds are made from the version.
     """
     digest = hashlib.sha256(file.version.encode("utf-8", "surrogateescape")).digest()
     return file.mtime_s * _NS + int.from_bytes(digest[:8], "little") % _NS
@@ -285,10 +285,10 @@ def _digest(path: Path, algorithm: str) -> str:
 
 
 def _finish(file: RemoteFile, path: Path) -> MirroredFile:
-    """Bring a file to the disk and give it its time."""
+    """Flush a file to the disk and set its time."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # Before the record says that the file is there.
+        # Before the record states that the file exists.
         os.fsync(fd)
     finally:
         os.close(fd)

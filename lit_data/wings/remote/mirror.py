@@ -1,10 +1,10 @@
 """A local folder with the files of a folder on a server.
 
-A mirror rather than reads from the server while training: the decoders, their strict second
-reading, CRC checks and memory maps need files; workers that are forked must hold no connection; and
-a fault of the network shows before the first epoch, not in the middle of the fifth. Each file
-appears under its name once it is whole and compared, with a time made from the server's version of
-it, so that decoded stores notice what has changed.
+There are several reasons for a mirror instead of reads from the server while training. The
+decoders, their strict second reading, CRC checks and memory maps need files. Forked workers must
+not have a connection. A fault of the network shows before the first epoch, not during the fifth.
+Each file gets its name once it is complete and checked. Its time is made from the server's version
+of it, so that decoded stores detect changes.
 """
 
 import logging
@@ -33,27 +33,27 @@ from lit_inspect.counts import counted
 log = logging.getLogger(__name__)
 
 _WAIT_S = 24 * 3600
-"""For another process that fills the same mirror; it shows that it lives."""
+"""Time to wait for another process that fills the same mirror and shows that it is alive."""
 
 
 class Root:
-    """A local folder, or the mirror of a folder on a server, which its first use fills.
+    """A local folder, or the mirror of a folder on a server, which is filled at first use.
 
     Args:
         root: A local path, or an address such as ``s3://bucket/folder`` or ``https://host/folder``.
-        mirrors: Where mirrors lie.
-        options: How a server is read.
-        scope: The wanted files; by default all.
+        mirrors: Folder of the mirrors.
+        options: Options for reading from a server.
+        scope: The wanted files; all by default.
 
     Raises:
-        ConfigError: The address holds credentials, or cannot be read.
+        ConfigError: The address contains credentials, or is not valid.
     """
 
     def __init__(
         self, root: str, mirrors: Path, options: RemoteOptions, scope: Scope | None = None
     ) -> None:
         self._local = Path(root)
-        self._mirror: Mirror | None = None  # none also once it was opened
+        self._mirror: Mirror | None = None  # also None once it was opened
         if is_remote(root):
             self._mirror = Mirror(parse_address(root), mirrors, options, scope or Scope())
 
@@ -61,10 +61,10 @@ class Root:
     def folder(self) -> Path:
         """Return the local folder of a root.
 
-        For a server it is a complete copy; whether something has changed is not asked.
+        For a server it is a complete copy; the server is not asked for changes.
 
         Raises:
-            ConfigError: The files are more than allowed.
+            ConfigError: The files are larger than allowed.
             DataError: The server cannot be reached, or files are missing, forbidden or damaged.
             StoreError: The mirror cannot be written.
         """
@@ -72,10 +72,10 @@ class Root:
         return self._local
 
     def refresh(self) -> None:
-        """Ask a server for changes, once: what was opened before must not change under its readers.
+        """Ask a server for changes, once, because an opened mirror must not change under its readers.
 
         Raises:
-            LitDataError: As `folder`.
+            LitDataError: As for `folder`.
         """
         self._open(refresh=True)
 
@@ -89,10 +89,10 @@ class Mirror:
     """The mirror of one folder on a server.
 
     Args:
-        address: Of the folder.
-        mirrors: Where mirrors lie.
-        options: How the server is read.
-        scope: The wanted files; what other datasets want of the same folder stays.
+        address: Address of the folder.
+        mirrors: Folder of the mirrors.
+        options: Options for reading from the server.
+        scope: The wanted files; those of the same folder that other datasets want are kept.
     """
 
     def __init__(
@@ -106,16 +106,17 @@ class Mirror:
         self.folder = self.shelf / address.slug
 
     def open(self, *, refresh: bool) -> Path:
-        """Return the folder, after it was filled or brought up to date if need be.
+        """Return the folder, after filling or updating it if necessary.
 
         Args:
-            refresh: Ask the server for changes; otherwise a complete mirror is taken as it is,
+            refresh: Ask the server for changes; otherwise a complete mirror is used as it is,
                 without a connection.
 
         Raises:
-            ConfigError: The files are more than allowed.
+            ConfigError: The files are larger than allowed.
             DataError: The server cannot be reached, or files are missing, forbidden or damaged.
-            StoreError: A folder of the mirror is a link, or somebody else's, or cannot be written.
+            StoreError: A folder of the mirror is a link, belongs to another user, or cannot be
+                written.
         """
         if self.options.offline == "always" or not refresh:
             if self._is_complete():
@@ -160,7 +161,7 @@ class Mirror:
 
     async def _bring_up_to_date(self, temp: Path, connection: Connection) -> None:
         files: dict[str, RemoteFile] = {}
-        lists = (SUMS_NAME, self.options.file_list)  # no part of the dataset
+        lists = (SUMS_NAME, self.options.file_list)  # not part of the dataset
         listed = await connection.list_files(self.scope)
         check_names((file.name for file in listed if file.name not in lists), self.address)
         for file in listed:
@@ -174,7 +175,7 @@ class Mirror:
         self._check_sizes(files, todo, len(gone))
         if todo or gone:
             self._remove(gone)
-            # First, so that after a kill the record still knows what is left.
+            # First, so that after a kill the record still has the remaining files.
             manifest.begin(gone)
         total_bytes = sum(file.size_bytes for file in todo)
         with ProgressBar("reading", total_bytes, in_bytes=True) as bar:
@@ -191,12 +192,12 @@ class Mirror:
     def _check_sizes(
         self, files: Mapping[str, RemoteFile], todo: Sequence[RemoteFile], gone: int
     ) -> None:
-        """Refuse what is too large, before anything is read or removed, and log what will be done.
+        """Refuse files that are too large, before anything is read or removed, and log the plan.
 
         Raises:
-            ConfigError: More than the options allow.
-            DataError: There is no file.
-            StoreSpaceError: More than the disk has room for.
+            ConfigError: The files are larger than the options allow.
+            DataError: There are no files.
+            StoreSpaceError: The files do not fit on the disk.
         """
         if not files:
             raise DataError(
@@ -211,7 +212,7 @@ class Mirror:
                 f"bytes) exceed data.remote.max_bytes={most_bytes} ({decimal(most_bytes)}); "
                 "raise it, or narrow data.patterns"
             )
-        # Old versions are replaced one by one, so what they take is not counted.
+        # Old versions are replaced one by one, so their size is not counted.
         free_bytes = shutil.disk_usage(self.shelf).free
         if todo_bytes > free_bytes:
             raise StoreSpaceError(
@@ -239,19 +240,19 @@ class Mirror:
             )
 
     def _is_complete(self) -> bool:
-        """Return True if all files of the scope are there, as the server last listed them."""
+        """Return True if all files of the scope exist, as the server last listed them."""
         manifest = Manifest(self.shelf, self._identity)
         names = [name for name in manifest.entries if self.scope.wants(name)]
         if manifest.complete.get(self.scope.key) != len(names):
             return False
         for name in names:
-            # A record that somebody changed may name files elsewhere.
+            # A record that somebody changed may contain names outside the folder.
             if find_fault(name) or not manifest.entries[name].is_at(self.folder / name):
                 return False
         return True
 
     def _remove(self, names: Sequence[str]) -> None:
-        """Remove files that the record lists, and the folders that this leaves empty."""
+        """Remove files that the record lists, and folders that become empty."""
         for name in names:
             if find_fault(name) is not None:
                 continue  # as in `_is_complete`
@@ -268,7 +269,7 @@ class Mirror:
 
 
 def _list_folders(root: Path, names: Iterable[str]) -> set[Path]:
-    """Return the folders below a root that hold files of some names."""
+    """Return the folders in a root that contain files of these names."""
     folders: set[Path] = set()
     for name in {name.rpartition("/")[0] for name in names}:
         if name and find_fault(name) is None:
@@ -278,10 +279,10 @@ def _list_folders(root: Path, names: Iterable[str]) -> set[Path]:
 
 
 def _check_real(folders: Iterable[Path]) -> None:
-    """Refuse links and other people's folders: what is removed or written there would be theirs.
+    """Refuse links and folders of other users, because files are removed and written there.
 
     Raises:
-        StoreError: One is no folder of this user.
+        StoreError: A folder is a link, or does not belong to this user.
     """
     for folder in folders:
         if not os.path.lexists(folder):

@@ -1,8 +1,8 @@
-"""`Outline`: a folder on a server without the content of its images, which come for as long as they are needed.
+"""`Outline`: a folder on a server whose image contents are fetched only while they are needed.
 
-Lists of files, and the keys that are made of their names, sizes and times, are those of a mirror;
-what takes room are some files at a time. Whoever opens a stand-in nevertheless, such as to look at
-a header, reads parts of the file from the server.
+Lists of files, and the keys made from their names, sizes and times, equal those of a mirror, but
+only a few files at a time take space. If a stand-in is opened nevertheless, for example to read a
+header, parts of the file are read from the server.
 """
 
 import io
@@ -34,17 +34,17 @@ from lit_inspect.counts import counted
 log = logging.getLogger(__name__)
 
 _STAND_IN = 0o200  # mode of a file without its content, which nobody may read
-_BLOCK_BYTES = 2**16  # that are read ahead of a header
+_BLOCK_BYTES = 2**16  # read ahead of a header
 
 
 class Outline:
     """A local folder with the files of a folder on a server, most of them without their content.
 
     Args:
-        folder: Where its files lie, below `scratch`.
-        scratch: For files that are not whole yet.
-        files: All files, by their paths below the folder.
-        server: Where they are read.
+        folder: Folder of the files, inside `scratch`.
+        scratch: Folder for incomplete files.
+        files: All files, by their paths relative to the folder.
+        server: Transport to read from.
     """
 
     def __init__(
@@ -70,25 +70,25 @@ class Outline:
         late_suffixes: tuple[str, ...],
         scratch: Path,
     ) -> Iterator[Self | None]:
-        """List a folder and outline it below a local one, until the block ends.
+        """List a folder and outline it in a local one, until the block ends.
 
         Args:
-            address: Of the folder.
-            options: How the server is read.
+            address: Address of the folder.
+            options: Options for reading from the server.
             scope: The files.
-            late_suffixes: Of those whose content may come late, as that of names without one;
-                others, such as lists and annotations, are brought at once.
+            late_suffixes: Suffixes of files whose content may be fetched later, as for names
+                without a suffix; others, such as lists and annotations, are fetched immediately.
             scratch: A local folder.
 
         Yields:
-            The outline; None where most of it would have to come at once.
+            The outline; None if most of it would have to be fetched immediately.
 
         Raises:
-            DataError: The server cannot be reached, or there is no such folder.
+            DataError: The server cannot be reached, or the folder does not exist.
         """
         with temp_folder(scratch) as temp, ServerTransport(address, options) as server:
             listed = server.call(lambda connection: connection.list_files(scope))
-            lists = (SUMS_NAME, options.file_list)  # no part of the dataset
+            lists = (SUMS_NAME, options.file_list)  # not part of the dataset
             files = [file for file in listed if file.name not in lists]
             check_names((file.name for file in files), address)
             early = [file for file in files if not _is_late(file.name, late_suffixes)]
@@ -110,11 +110,11 @@ class Outline:
 
     @contextmanager
     def holding(self, paths: Iterable[str]) -> Iterator[None]:
-        """Have the content of files here while the block runs; those that lie elsewhere are left alone.
+        """Have the content of files here while the block runs; files outside the folder are left alone.
 
         Raises:
             UnreachableError: The server does not answer any more.
-            DataError: Lists all files that cannot be read, or are not what the server states.
+            DataError: Files cannot be read, or differ from what the server states; all are listed.
         """
         prefix = f"{self.folder}/"
         names = {path.removeprefix(prefix) for path in paths if path.startswith(prefix)}
@@ -123,7 +123,7 @@ class Outline:
             new_names = [name for name in sorted(names) if not self._users[name]]
             self._users.update(names)
         try:
-            # Files that two need at a time are waited for by neither: images share none.
+            # A file that two need at a time is not waited for, because images share no files.
             self._fetch(new_names)
             yield
         finally:
@@ -134,7 +134,7 @@ class Outline:
                 _put_stand_in(self.folder / name, self._files[name])
 
     def open_file(self, path: Path) -> BinaryIO | None:
-        """Open a file whose content is not here, of which as much is read as is asked for; None if it is."""
+        """Open a file whose content is not here, reading from the server as needed; None if the content is here."""
         if not _is_stand_in(path):
             return None
         file = self._files[path.relative_to(self.folder).as_posix()]
@@ -155,11 +155,11 @@ class Outline:
 
 
 class _RemoteReader(io.RawIOBase):
-    """A file on a server, of which parts are read.
+    """A file on a server that is read in parts.
 
     Args:
-        server: Where it lies.
-        file: Which one.
+        server: Transport to read from.
+        file: The file.
     """
 
     def __init__(self, server: ServerTransport, file: RemoteFile) -> None:
@@ -188,7 +188,7 @@ class _RemoteReader(io.RawIOBase):
 
     @override
     def readinto(self, buffer: Buffer, /) -> int:
-        """Read as much as there is room for.
+        """Read as much as the buffer has room for.
 
         Raises:
             MachineError: The server does not answer.
@@ -202,7 +202,7 @@ class _RemoteReader(io.RawIOBase):
         try:
             content = self._server.call(lambda connection: connection.read_range(name, begin, end))
         except UnreachableError as error:
-            # Were the file called bad, it could be left out for good.
+            # If the file were called bad, it could be skipped permanently.
             raise MachineError(str(error)) from None
         room[: len(content)] = content
         self._position = end
@@ -210,7 +210,7 @@ class _RemoteReader(io.RawIOBase):
 
 
 def _is_late(name: str, suffixes: tuple[str, ...]) -> bool:
-    """Return True for files of some suffixes, and for those without any, such as slices of DICOM."""
+    """Return True for files with these suffixes, and for those without one, such as DICOM slices."""
     return name.lower().endswith(suffixes) or "." not in name.rpartition("/")[2]
 
 
@@ -223,7 +223,7 @@ def _is_stand_in(path: Path) -> bool:
 
 
 def _put_stand_in(path: Path, file: RemoteFile) -> None:
-    """Put a file of the size and time of one on a server, which takes no room, in its place."""
+    """Replace a file by one that has the size and time of that on the server, but takes no space."""
     with path.open("wb") as stream:
         stream.truncate(file.size_bytes)
     path.chmod(_STAND_IN)

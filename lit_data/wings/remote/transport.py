@@ -1,7 +1,7 @@
-"""`Transport`: files of a folder on a server or a shared disk, read and written from any thread.
+"""`Transport`: reads and writes files of a folder on a server or a shared disk, from any thread.
 
-Mirrors and shards both read through it. A server is asked by one thread with an event loop, which
-ends with the transport, so that forks after it find neither thread nor connection.
+Mirrors and shards both use it. One thread with an event loop talks to a server. It ends with the
+transport, so that later forks find neither thread nor connection.
 """
 
 import asyncio
@@ -64,30 +64,30 @@ def open_transport(root: str, options: RemoteOptions) -> "Transport":
 
 
 class Transport(ABC):
-    """Files below a folder. Each is there as a whole or not at all; any thread may call.
+    """Files in a folder, each complete or missing; methods may be called from any thread.
 
-    Every method raises `UnreachableError` or another `DataError` where the folder cannot be reached
-    or used.
+    Every method raises `UnreachableError` or another `DataError` if the folder cannot be reached or
+    used.
     """
 
     @abstractmethod
     def get(self, name: str, path: Path, most_bytes: int) -> None:
-        """Copy a file to a new local one, and stop where it is larger than it may be."""
+        """Copy a file to a new local one; raise an error if it is larger than allowed."""
 
     @abstractmethod
     def put(self, path: Path, name: str) -> None:
-        """Copy a local file there, in place of one of its name."""
+        """Copy a local file there, replacing one with its name."""
 
     @abstractmethod
     def list_sizes(self, folder: str) -> dict[str, int]:
-        """Return the size of each file of a folder, bytes, by name; empty without such a folder."""
+        """Return the size in bytes of each file of a folder, by name; empty if the folder does not exist."""
 
     @abstractmethod
     def __str__(self) -> str:
         """Return the folder, for messages."""
 
     def read(self, name: str, most_bytes: int) -> bytes:
-        """Return the content of a small file, which is refused if it is larger."""
+        """Return the content of a small file; raise an error if it is larger than allowed."""
         with TemporaryDirectory() as folder:
             path = Path(folder) / "file"
             self.get(name, path, most_bytes)
@@ -95,11 +95,11 @@ class Transport(ABC):
 
 
 class FolderTransport(Transport):
-    """Files below a local folder, which may be a mount that answers late or not.
+    """Files in a local folder, which may be a slow or unreliable mount.
 
     Args:
-        folder: May not exist yet.
-        options: How often to try, and how long to wait.
+        folder: Folder, which need not exist yet.
+        options: Number of retries, and waiting time.
     """
 
     def __init__(self, folder: Path, options: RemoteOptions) -> None:
@@ -171,13 +171,14 @@ class FolderTransport(Transport):
 
 
 class ServerTransport(Transport):
-    """Files below an address. The connection is opened by the first call in a process, and kept.
+    """Files at an address. The connection is opened by the first call in a process, and kept.
 
-    A context manager, which closes it at the end; otherwise it ends with the transport.
+    It is a context manager that closes the connection at the end; otherwise the connection ends
+    with the transport.
 
     Args:
-        address: Of the folder.
-        options: How the server is read.
+        address: Address of the folder.
+        options: Options for reading from the server.
     """
 
     def __init__(self, address: Address, options: RemoteOptions) -> None:
@@ -214,7 +215,7 @@ class ServerTransport(Transport):
         return self.call(lambda connection: connection.list_sizes(folder))
 
     def put_all(self, paths: Sequence[Path], folder: Path) -> None:
-        """Copy local files there, several at a time, under their paths below a folder."""
+        """Copy local files there, several at a time, with their paths relative to a folder."""
 
         async def put_each(connection: Connection) -> None:
             async def put(path: Path) -> None:
@@ -225,7 +226,7 @@ class ServerTransport(Transport):
         self.call(put_each)
 
     def list_times(self, scope: Scope) -> dict[str, float]:
-        """Return when each file of a scope was written, seconds since 1970, by its path."""
+        """Return the time when each file of a scope was written, seconds since 1970, by its path."""
         files = self.call(lambda connection: connection.list_files(scope))
         return {file.name: file.mtime_s for file in files}
 
@@ -237,15 +238,15 @@ class ServerTransport(Transport):
         """Run a coroutine that is made with the open connection, and return its result.
 
         Raises:
-            UnreachableError: The options say that no server is asked.
-            LitDataError: Of the coroutine.
+            UnreachableError: The options forbid asking the server.
+            LitDataError: Error of the coroutine.
         """
         if self._options.offline == "always":
             raise UnreachableError(
                 f"{self}: data.remote.offline=always, but not all of it is on this machine"
             )
         with self._lock:
-            # A forked child has no thread that would answer.
+            # A forked child does not have the thread that would answer.
             thread = self._threads.get(os.getpid())
             if thread is None:
                 thread = _ConnectionThread(_connect(self._address, self._options))
@@ -255,7 +256,7 @@ class ServerTransport(Transport):
 
 
 class _ConnectionThread:
-    """A thread with an event loop and an open connection, which other threads ask."""
+    """A thread with an event loop and an open connection, for calls of other threads."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -274,7 +275,7 @@ class _ConnectionThread:
             raise
 
     def end(self) -> None:
-        """Cancel what is under way and close the connection."""
+        """Cancel calls in progress and close the connection."""
         if not self._thread.is_alive():  # it has ended, or this is a fork
             return
         with suppress(Exception):  # it was never open, or is closed
@@ -283,7 +284,7 @@ class _ConnectionThread:
 
     def _run(self) -> None:
         with quiet_clients():
-            asyncio.run(self._serve())  # at its end it cancels what is under way
+            asyncio.run(self._serve())  # at its end it cancels calls in progress
 
     async def _serve(self) -> None:
         try:
@@ -299,7 +300,7 @@ class _ConnectionThread:
 
 
 def _connect(address: Address, options: RemoteOptions) -> Connection:
-    """Return the kind of connection that reads an address, not yet open."""
+    """Return the unopened connection for an address."""
     if address.scheme in S3:
         return S3Connection(address, options)
     if address.scheme in WEB:
@@ -309,10 +310,10 @@ def _connect(address: Address, options: RemoteOptions) -> Connection:
 
 @contextmanager
 def quiet_clients() -> Iterator[None]:
-    """Keep clients from logging requests, whose headers hold tokens.
+    """Keep clients from logging requests, because their headers contain tokens.
 
-    Also where everything else is logged. Several threads may ask for it: it ends with the last of
-    them.
+    This holds even if everything else is logged. Several threads may use it at a time: it ends with
+    the last of them.
     """
     keeper = object()
     with _quieting:

@@ -1,4 +1,4 @@
-"""Folders of web servers: by a list of files that lies in them, else by the pages that index them."""
+"""Folders of web servers, listed by a file in them, or otherwise by their index pages."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -36,15 +36,14 @@ class _Links(HTMLParser):
 def read_index(page: str, url: str) -> tuple[list[str], list[str]]:
     """List the files and folders of an index page.
 
-    Links to anywhere else, and those that only sort the page, are left out.
+    Links to other places, and those that only sort the page, are skipped.
 
     Args:
         page: HTML.
-        url: Of the page, with a slash at its end.
+        url: Address of the page, with a slash at its end.
 
     Returns:
-        Names of files and of folders below that page, not escaped; those of folders without a
-        slash.
+        Names of files and of folders in that page, unescaped; folders without a slash.
     """
     parser = _Links()
     parser.feed(page)
@@ -65,12 +64,12 @@ def read_index(page: str, url: str) -> tuple[list[str], list[str]]:
 
 
 def join_url(root: str, name: str) -> str:
-    """Return the address of a file below a folder, escaped."""
+    """Return the escaped address of a file in a folder."""
     return f"{root}/{quote(os.fsencode(name))}"
 
 
 async def _open_session(**settings: Any) -> Any:  # noqa: ANN401 - of aiohttp
-    """Open a session that asks no link-local address, whatever names and redirections lead to."""
+    """Open a session that never contacts a link-local address, even through names or redirects."""
     import aiohttp
 
     connector = aiohttp.TCPConnector(socket_factory=open_socket)
@@ -86,8 +85,8 @@ class WebConnection(Connection):
 
         self._refuse_s3_options()
         client = dict(conf.get("client_kwargs") or {})
-        # Files as they are stored: servers announce .nii.gz as compressed transfer, which clients
-        # would undo.
+        # Files as stored: servers announce .nii.gz as compressed transfer, which clients would
+        # decompress.
         headers = dict(client.pop("headers", {})) | {"Accept-Encoding": "identity"}
         timeout_s = self.options.timeout_s
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s)
@@ -107,7 +106,7 @@ class WebConnection(Connection):
         files, good_names = [], []
         for name in filter(scope.wants, sums):
             if find_fault(name):
-                # It is left to `check_names`: no such address is asked for.
+                # `check_names` reports it: no such address is requested.
                 files.append(RemoteFile(name, 0, "", 0))
             else:
                 good_names.append(name)
@@ -119,7 +118,7 @@ class WebConnection(Connection):
         return join_url(self.address.url, name)
 
     async def _read_list(self) -> Mapping[str, str | None] | None:
-        """Return the list of files that lies in the folder, None without one."""
+        """Return the list of files in the folder; None if there is none."""
         name = self.options.file_list or SUMS_NAME
         try:
             return parse_list(await self.read(name), self.address.name(name))
@@ -131,7 +130,7 @@ class WebConnection(Connection):
             return None
 
     async def _read_pages(self) -> list[str]:
-        """Return the names of all files, from the page of the folder and of each one below it."""
+        """Return the names of all files, from the index pages of the folder and its subfolders."""
         names: list[str] = []
         level = [""]  # folders of one depth, with a slash at their ends
         pages = 0
@@ -182,7 +181,7 @@ class WebConnection(Connection):
             return bytes(page), response.headers.get("Content-Type", ""), str(response.url)
 
     async def _look(self, sums: Mapping[str, str | None], name: str) -> RemoteFile:
-        """Ask for size and version of a file."""
+        """Request size and version of a file."""
         headers = await self.insist(lambda: self._head(self.full_path(name)), name)
         if not headers.get("Content-Length", "").isdigit():
             raise DataError(
@@ -194,7 +193,7 @@ class WebConnection(Connection):
         return RemoteFile(name, size_bytes, version, _read_seconds(changed), sha256=sums[name])
 
     async def _head(self, url: str) -> Mapping[str, str]:
-        """Return the headers of a file; some servers send them with its content only."""
+        """Return the headers of a file; some servers send them only with its content."""
         session = await self._fs.set_session()
         address = self._fs.encode_url(url)
         async with session.head(address, allow_redirects=True) as response:

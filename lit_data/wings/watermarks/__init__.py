@@ -1,4 +1,4 @@
-"""Text watermarks: drawn, found and painted over."""
+"""Text watermarks: drawing, finding, and painting over them."""
 
 from typing import TYPE_CHECKING
 

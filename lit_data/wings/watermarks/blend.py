@@ -1,4 +1,4 @@
-"""Watermarks blended into their samples, on the device where these are."""
+"""Blending of watermarks into their samples, on the samples' device."""
 
 import math
 from dataclasses import dataclass, fields
@@ -15,11 +15,11 @@ from lit_data.wings.watermarks.plan import WatermarkPlan
 
 _BLOCK = 8
 _MCU_PX = 16
-"""Blocks of color cover this many pixels along each axis."""
+"""Number of pixels along each axis of a block of color."""
 _UNIT = 4096.0
-"""Weights are whole multiples of 1 / _UNIT. Pixels are at most 128 and the magnitudes of the
-weights of a coefficient add up to 8 at most; coefficients have at most the length 2048, the weights
-of a pixel the length 1: all sums stay below 2^24."""
+"""Weights are integer multiples of 1 / _UNIT. Pixels are at most 128 and the magnitudes of the
+weights of a coefficient add up to 8 at most; coefficients have a length of at most 2048, and the
+weights of a pixel have length 1: all sums stay below 2^24."""
 
 _LUMA = (
     16, 11, 10, 16, 24, 40, 51, 61, 12, 12, 14, 19, 26, 58, 60, 55,
@@ -34,19 +34,19 @@ _CHROMA = (
 )  # fmt: skip
 
 _IN_CACHE = 2
-"""Samples that are blended at a time on a CPU, whose cache holds so many: half of the time."""
+"""Number of samples blended at a time on a CPU, which fit into its cache: this halves the time."""
 
 
 @torch.no_grad()
 def compress(images: Tensor, quality: Tensor) -> Tensor:
-    """Return images as they come out of JPEG files.
+    """Return images as they look after JPEG compression.
 
     Args:
         images: [J, 3, H, W] float32 in 0..1, R, G, B.
-        quality: [J] 1 to 100, as libjpeg counts.
+        quality: [J] 1 to 100, as in libjpeg.
 
     Returns:
-        [J, 3, H, W] float32, whole multiples of 1/255.
+        [J, 3, H, W] float32, integer multiples of 1/255.
     """
     height, width = images.shape[-2:]
     right, below = -width % _MCU_PX, -height % _MCU_PX
@@ -68,21 +68,21 @@ def compress(images: Tensor, quality: Tensor) -> Tensor:
 def _split_colours(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return Y - 128 [J, h, w], and Cb - 128 and Cr - 128 [J, h/2, w/2].
 
-    Weights of Y are whole numbers too, so that neither order nor fused arithmetic can turn a tie.
+    Weights of Y are integers too, so that neither order nor fused arithmetic can change a tie.
 
     Args:
         images: [J, 3, h, w], whole numbers in 0..255.
     """
     red, green, blue = images.unbind(1)
     luma = (red * 299).add_(green * 587).add_(blue * 114).div_(1000).round_()
-    # Colours at half the resolution, as files have them (4:2:0).
+    # Colors at half the resolution, as files have them (4:2:0).
     cb = _halve(blue - luma).div_(4 * 1.772).round_()
     cr = _halve(red - luma).div_(4 * 1.402).round_()
     return luma.sub_(128), cb, cr
 
 
 def _halve(planes: Tensor) -> Tensor:
-    """Return the sums of four pixels: [J, h, w] becomes [J, h/2, w/2]."""
+    """Return the sums of four pixels each: [J, h, w] becomes [J, h/2, w/2]."""
     columns = planes[..., ::2] + planes[..., 1::2]
     return columns[:, ::2] + columns[:, 1::2]
 
@@ -135,15 +135,15 @@ def _transform(device: torch.device, dtype: torch.dtype) -> Tensor:
 class Look:
     """Look of the watermarks of a batch: a few numbers for each sample.
 
-    They move to a device like a tensor.
+    It can be moved to a device like a tensor.
 
     Attributes:
         opacity: [B] float32.
         base: [B, 3] float32, see `find_lines`.
         below: [B, 3] float32.
         above: [B, 3] float32.
-        compressed: [J] int64, the samples that are compressed.
-        quality: [J] float32, qualities of those.
+        compressed: [J] int64, the samples to compress.
+        quality: [J] float32, qualities of these samples.
     """
 
     opacity: Tensor
@@ -161,12 +161,12 @@ class Look:
         return cls(*(torch.from_numpy(np.ascontiguousarray(part)) for part in parts))
 
     def to(self, device: "torch.device | str", *, non_blocking: bool = True) -> "Look":
-        """Return the same on a device."""
+        """Return the same look on a device."""
         tensors = [getattr(self, field.name) for field in fields(self)]
         return Look(*(tensor.to(device, non_blocking=non_blocking) for tensor in tensors))
 
     def slice_samples(self, start: int, stop: int) -> "Look":
-        """Return the look of the samples from `start` to `stop` alone, counted from 0."""
+        """Return the look of the samples from `start` to `stop`, counted from 0."""
         samples = slice(start, stop)
         in_slice = (self.compressed >= start) & (self.compressed < stop)
         return Look(
@@ -181,7 +181,7 @@ class Look:
 
 @torch.no_grad()
 def blend(images: Tensor, cover: Tensor, look: Look) -> Tensor:
-    """Draw watermarks.
+    """Draw watermarks into images.
 
     Args:
         images: [B, 3, H, W] uint8.
@@ -189,8 +189,8 @@ def blend(images: Tensor, cover: Tensor, look: Look) -> Tensor:
         look: Look of these B samples.
 
     Returns:
-        [B, 3, H, W] float32 in 0..1: whole multiples of 1/255, as files hold them, so that marks do
-        not stand out by other values.
+        [B, 3, H, W] float32 in 0..1, integer multiples of 1/255 as in files, so that marks cannot
+        be recognized by other values.
     """
     if images.device.type != "cpu":
         return _blend(images, cover, (look.opacity, look.base, look.below, look.above))
@@ -204,7 +204,7 @@ def blend(images: Tensor, cover: Tensor, look: Look) -> Tensor:
 
 @torch.no_grad()
 def degrade(images: Tensor, look: Look) -> Tensor:
-    """Compress the samples that the look names, as JPEG files do.
+    """Compress the samples that the look lists, as JPEG files do.
 
     Args:
         images: [B, 3, H, W] float32 in 0..1; changed in place.
@@ -216,8 +216,8 @@ def degrade(images: Tensor, look: Look) -> Tensor:
 
 
 def _blend(images: Tensor, cover: Tensor, numbers: tuple[Tensor, ...]) -> Tensor:
-    # Products and sums are operations of their own: fused ones would round by the place of a pixel
-    # in the batch.
+    # Products and sums are separate operations: fused ones would round depending on the position of
+    # a pixel in the batch.
     opacity, base, below, above = (part[..., None, None] for part in numbers)
     ground = torch.div(images, 255.0)
     marked = ground.clamp(max=0.5).mul_(below).add_(base)

@@ -1,4 +1,4 @@
-"""Watermarks as coverage, each text one warp of its bitmap, and colors that stay visible."""
+"""Coverage of pixels by watermarks, each text one warp of its bitmap, and colors that stay visible."""
 
 import math
 from dataclasses import replace
@@ -9,26 +9,26 @@ from lit_data.core.types import Array, Floats
 from lit_data.wings.watermarks.glyphs import GlyphBank, level_of, size_of
 from lit_data.wings.watermarks.plan import MODES, WatermarkPlan
 
-_LEAST_SOFT_PX = 0.2  # less cannot be seen
+_LEAST_SOFT_PX = 0.2  # less is invisible
 
 PROBES = 32
-"""Pixels that are read under each mark."""
+"""Number of pixels that are read under each mark."""
 
 _COVERED = 63
-"""Of 255: thin letters cover no pixel fully."""
+"""Lowest coverage of a covered pixel, of 255, because thin letters cover no pixel fully."""
 _LEAST_FRACTION = 0.7
 """Fraction of the pixels under a mark that must change."""
 _NORMAL = MODES.index("normal")
-_OTHERS = (0.0, 1.0, 0.5)  # black, white and, where both are under the mark, grey
+_OTHERS = (0.0, 1.0, 0.5)  # black, white and, if both are under the mark, gray
 
 
 def draw_cover(rows: Array, plan: WatermarkPlan, bank: GlyphBank) -> None:
     """Draw the coverage of each pixel by the watermark of its sample.
 
     Args:
-        rows: [M, H, W] uint8, written: 0 is not covered, 255 is covered.
+        rows: [M, H, W] uint8; written: 0 is not covered, 255 is covered.
         plan: The watermarks.
-        bank: Their texts.
+        bank: Bitmaps of their texts.
     """
     import cv2
 
@@ -45,12 +45,12 @@ def draw_cover(rows: Array, plan: WatermarkPlan, bank: GlyphBank) -> None:
 
 
 def _place(rows: Array, plan: WatermarkPlan, bank: GlyphBank, number: int) -> None:
-    """Draw one text, in the window that holds it."""
+    """Draw one text, in the window that contains it."""
     import cv2
 
     bitmap, scale = _get_bitmap(plan, bank, number)
     half_height, half_width = _half_extents(bitmap, scale, float(plan.angle_deg[number]))
-    # The window is cut to the sample: a text may leave it at any edge.
+    # The window is clipped to the sample, because a text may leave it at any edge.
     y, x = plan.centre[number].tolist()
     height, width = rows.shape
     top, bottom = max(0, math.floor(y - half_height)), min(height, math.ceil(y + half_height) + 1)
@@ -65,7 +65,7 @@ def _place(rows: Array, plan: WatermarkPlan, bank: GlyphBank, number: int) -> No
 def _tile(rows: Array, plan: WatermarkPlan, bank: GlyphBank, number: int) -> None:
     """Draw one text all over the sample, each line shifted by half a text.
 
-    The warp reads a cell of two lines, which repeats without end.
+    The warp reads a cell of two lines, which repeats endlessly.
     """
     import cv2
 
@@ -74,7 +74,7 @@ def _tile(rows: Array, plan: WatermarkPlan, bank: GlyphBank, number: int) -> Non
     gap_y, gap_x = (round(float(gap) * height) for gap in plan.gap[plan.row[number]])
     cell = np.zeros((2 * (height + gap_y), width + gap_x), np.uint8)
     cell[:height, :width] = bitmap
-    # The second line of the cell is the first one, half a text further.
+    # The second line of the cell is the first one, shifted by half a text.
     cell[height + gap_y :] = np.roll(cell[: height + gap_y], cell.shape[1] // 2, axis=1)
     matrix = _find_matrix(plan, number, bitmap, scale, (0, 0))
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
@@ -94,7 +94,7 @@ def _get_bitmap(plan: WatermarkPlan, bank: GlyphBank, number: int) -> tuple[Arra
 
 
 def _half_extents(bitmap: Array, scale: float, angle_deg: float) -> tuple[float, float]:
-    """Return the (vertical, horizontal) px that a turned text reaches from its middle."""
+    """Return the (vertical, horizontal) px from the center of a rotated text to its edges."""
     height, width = scale * bitmap.shape[0] / 2, scale * bitmap.shape[1] / 2
     angle = math.radians(angle_deg)
     sine, cosine = abs(math.sin(angle)), abs(math.cos(angle))
@@ -122,7 +122,7 @@ def probe_under(images: Array, cover: Array) -> Array:
         cover: [M, H, W] uint8.
 
     Returns:
-        [M, PROBES, 3] uint8; 0 where there is no mark.
+        [M, PROBES, 3] uint8; 0 without a mark.
     """
     under = np.zeros((len(images), PROBES, 3), np.uint8)
     width = images.shape[-1]
@@ -130,7 +130,7 @@ def probe_under(images: Array, cover: Array) -> Array:
         covered = np.flatnonzero(mask > _COVERED)
         if not len(covered):
             continue
-        # Evenly over the covered pixels in the order of rows.
+        # Evenly over the covered pixels, row by row.
         probes = covered[np.arange(PROBES) * len(covered) // PROBES]
         rows, columns = np.divmod(probes, width)
         under[row] = images[row][:, rows, columns].T
@@ -138,22 +138,22 @@ def probe_under(images: Array, cover: Array) -> Array:
 
 
 def keep_visible(plan: WatermarkPlan, under: Array) -> WatermarkPlan:
-    """Paint marks in black, white or gray that would change too little of the ground under them.
+    """Paint marks in black, white or gray if they would change too little of the ground under them.
 
-    Marks that are then still too faint for the contrast of the ground get more opacity, at most the
+    Marks that are then still too faint for the contrast of the ground get more opacity, up to the
     largest of the specification.
 
     Args:
         plan: The watermarks.
-        under: [B, PROBES, 3] uint8, colors under each.
+        under: [B, PROBES, 3] uint8, colors under each mark.
     """
     ground = under.astype(np.float32) / np.float32(255)
     changed = _find_changed(plan, ground, plan.colour, plan.mode)
     mode = np.full_like(plan.mode, _NORMAL)
-    # One candidate of each other colour for each sample: [3, B, 3].
+    # One candidate of each other color for each sample: [3, B, 3].
     others = np.array(_OTHERS, np.float32)[:, None, None] * np.ones_like(plan.colour)
     others_changed = np.stack([_find_changed(plan, ground, other, mode) for other in others])
-    # Where no colour changes as much as it should, the best one is good enough.
+    # If no color changes as much as it should, the best one is good enough.
     is_hidden = changed < np.minimum(_LEAST_FRACTION, others_changed.max(0))
     best = others[others_changed.argmax(0), np.arange(len(mode))]
     painted = replace(
@@ -165,7 +165,7 @@ def keep_visible(plan: WatermarkPlan, under: Array) -> WatermarkPlan:
 
 
 def _raise_opacity(plan: WatermarkPlan, ground: Floats) -> Floats:
-    """Return opacities, [B], for a mean change in proportion to the contrast of the ground.
+    """Return opacities [B] for a mean change in proportion to the contrast of the ground.
 
     Args:
         plan: The watermarks.
@@ -182,7 +182,7 @@ def _raise_opacity(plan: WatermarkPlan, ground: Floats) -> Floats:
 
 
 def _find_changed(plan: WatermarkPlan, ground: Floats, colour: Floats, mode: Array) -> Floats:
-    """Return [B] the fraction of the pixels that a mark changes enough in one channel at least."""
+    """Return the fraction of the pixels that a mark changes enough in at least one channel: [B]."""
     marked = mix(ground, colour[:, None], mode[:, None])
     change = np.abs(marked - ground).max(2) * plan.opacity[:, None]
     fractions: Floats = (change >= plan.spec.least_change).mean(1, dtype=np.float32)
@@ -190,7 +190,7 @@ def _find_changed(plan: WatermarkPlan, ground: Floats, colour: Floats, mode: Arr
 
 
 def mix(ground: Floats, colour: Floats, mode: Array) -> Floats:
-    """Return the ground under a mark of full opacity: [..., 3] in 0..1; see `find_lines`."""
+    """Return the ground with a mark of full opacity: [..., 3] in 0..1; see `find_lines`."""
     base, below, above = find_lines(colour, mode)
     dark = below * np.minimum(ground, 0.5)
     bright = above * np.maximum(ground - np.float32(0.5), 0)
@@ -201,10 +201,10 @@ def mix(ground: Floats, colour: Floats, mode: Array) -> Floats:
 def find_lines(colour: Floats, mode: Array) -> tuple[Floats, Floats, Floats]:
     """Return a blend mode as two lines over the ground g that meet at 1/2.
 
-    The modes are those of W3C "Compositing and Blending Level 1". A mark of full opacity makes
-    ``base + below * min(g, 1/2) + above * max(g - 1/2, 0)`` of a ground: its color c with
-    `normal`, ``c g`` with `multiply`, ``c + g - c g`` with `screen`, and with `overlay` ``2 c
-    g`` below 1/2 and ``1 - 2 (1 - c) (1 - g)`` above.
+    The modes are those of W3C "Compositing and Blending Level 1". A mark of full opacity changes
+    the ground to ``base + below * min(g, 1/2) + above * max(g - 1/2, 0)``: its color c with
+    `normal`, ``c g`` with `multiply`, ``c + g - c g`` with `screen`, and with `overlay` ``2 c g``
+    below 1/2 and ``1 - 2 (1 - c) (1 - g)`` above.
 
     Args:
         colour: [..., 3] in 0..1.

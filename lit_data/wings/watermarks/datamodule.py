@@ -1,4 +1,4 @@
-"""`WatermarkDataModule`: pages and photographs with text watermarks, drawn or real."""
+"""`WatermarkDataModule`: pages and photographs with text watermarks, synthetic or real."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ from lit_data.wings.watermarks.sample_set import WatermarkSampleSpec
 from lit_data.wings.watermarks.writer import WatermarkWriter, check_colours
 
 MARKS_KEY = "marks"
-"""Key of the `WatermarkBatch` of a planned batch, which moves to a device as tensors do."""
+"""Key of the `WatermarkBatch` of a planned batch, which moves to a device like a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class WatermarkBatch:
     """Size and look of the samples of a batch, for its device.
 
     Attributes:
-        size_px: (h, w) of its samples, which lie in the upper left corner of its rows.
-        look: Look of its watermarks; None where none are drawn.
+        size_px: (h, w) of the samples, which are in the upper left corner of their rows.
+        look: Look of the watermarks; None if none are drawn.
     """
 
     size_px: Size
@@ -62,10 +62,10 @@ class WatermarkTransform(ImageTransform):
     """Cut to the size of the epoch, cast to 0..1, blend the watermark, compress, augment.
 
     Args:
-        spec: The watermarks; None where all samples have masks.
-        fonts: Paths of the fonts, of which a plan has numbers.
-        progressive: Sides of the samples by epoch, in place of `read_px`.
-        clean: True lets finished batches hold the images without watermarks as well.
+        spec: The watermarks; None if all samples have masks.
+        fonts: Paths of the fonts, to which the numbers of a plan refer.
+        progressive: Sides of the samples by epoch, instead of `read_px`.
+        clean: True to include the images without watermarks in finished batches.
     """
 
     spec: WatermarkSpec | None
@@ -89,16 +89,16 @@ class WatermarkTransform(ImageTransform):
         return side_px, side_px
 
     def sample(self, batch: PlannedBatch, size_px: Size) -> WatermarkPlan | None:
-        """Return the watermarks of a batch on the host, in colors that can be seen; None without any.
+        """Return the watermarks of a batch on the host, in visible colors; None without watermarks.
 
         Args:
-            batch: From workers that drew how far each pixel is covered.
+            batch: Batch of workers that drew the coverage of each pixel.
             size_px: (h, w) of its samples.
         """
         if self.spec is None or "cover" not in batch:
             return None
         streams, epoch = find_streams(batch), int(batch["epoch"][0])
-        # The same numbers as those the workers drew the cover by.
+        # The same numbers as those with which the workers drew the cover.
         plan = sample_watermarks(self.spec, self.seed, epoch, streams, size_px)
         return keep_visible(plan, batch["under"].numpy())
 
@@ -130,9 +130,9 @@ class WatermarkTransform(ImageTransform):
         return texts
 
     def _to_mask(self, cover: Tensor, look: Look) -> Tensor:
-        """[B, 1, h, w] float32 from the cover, [B, 1, h, w] uint8."""
+        """Return masks [B, 1, h, w] float32 from the cover, [B, 1, h, w] uint8."""
         assert self.spec is not None
-        if self.spec.mask == "binary":  # else the mask is the opacity of each pixel
+        if self.spec.mask == "binary":  # otherwise the mask is the opacity of each pixel
             return (cover >= max(1.0, self.spec.mask_threshold * 255)).to(torch.float32)
         return cover * (look.opacity / 255)[:, None, None, None]
 
@@ -164,7 +164,7 @@ def _describe_text(
 
 @dataclass(frozen=True, kw_only=True)
 class WatermarkFiles(MaskedImageFolder):
-    """Images with watermarks; by default gray ones are copied to three channels, alpha is dropped."""
+    """Images with watermarks; by default gray ones are copied to three channels, and alpha is dropped."""
 
     read: ReadOptions = field(default_factory=partial(ReadOptions, gray_to_rgb=True, alpha="drop"))
 
@@ -195,15 +195,15 @@ class WatermarkDataModule(ImageDataModule):
     ``epoch``        [B] int64                epoch the sample was drawn for
     ===============  =======================  ==================================================================
 
-    Training patches are cut at random; those of the other stages lie on a grid and have the same
-    watermarks in every epoch. Prediction takes the grid of all images, as they are.
+    Training patches are cut at random; those of the other stages are on a grid and have the same
+    watermarks in every epoch. Prediction takes the grid of all images, without drawing watermarks.
 
     Args, beside those of `WatermarkFiles` and `ImageDataModule`:
         samples_per_image: Training patches of each image in an epoch.
-        progressive: Sizes of training patches by epoch, in place of `patch_px`; (first epoch, side
-            in px) each, or a `ProgressiveSize`.
-        clean: Batches hold ``clean`` too, for modules that restore images; of synthetic watermarks
-            alone.
+        progressive: Sizes of training patches by epoch, instead of `patch_px`: pairs (first epoch,
+            side in px), or a `ProgressiveSize`.
+        clean: True to add ``clean`` to batches, for modules that restore images; synthetic
+            watermarks only.
         synthesis: Watermarks to draw; None draws none.
 
     Raises:
@@ -264,14 +264,14 @@ class WatermarkDataModule(ImageDataModule):
 
     @override
     def check_sources(self) -> dict[str, int]:
-        # Patches of the files as they are now, whatever a store holds.
+        # Patches of the current files, whatever a store contains.
         fresh = self.renew(self.source.unstored())
         samples = {f"{split}_samples": len(fresh.dataset(split)) for split in SPLITS}
         return self.source.check() | samples
 
     @override
     def describe(self) -> dict[str, Any]:
-        """Return numbers about the opened dataset: images, samples of each split, bytes of its pixels, fonts."""
+        """Return facts about the opened dataset: images, samples of each split, bytes of its pixels, fonts."""
         samples = {f"{split}_samples": len(self.dataset(split)) for split in SPLITS}
         images = {f"{split}_images": len(numbers) for split, numbers in self.split_images.items()}
         fonts = {"fonts": len(self.marks.fonts) if self.marks else 0}
@@ -279,7 +279,7 @@ class WatermarkDataModule(ImageDataModule):
 
     @override
     def open_source(self) -> None:
-        # Fonts are read before images: a font that is missing ends the run at once.
+        # Fonts are read before images: a missing font ends the run immediately.
         self.marks = GlyphBank(self.synthesis) if self.synthesis else None
         super().open_source()
         check_colours(self.bank)  # before a worker blends into them
@@ -318,7 +318,7 @@ class WatermarkDataModule(ImageDataModule):
                 f"mask_splits={list(self.mask_splits)} does not name a split: choose from "
                 f"{', '.join(SPLITS)}"
             )
-        # A crop would bring samples of all epochs to one size.
+        # A crop would give samples of all epochs the same size.
         if self.progressive and "train" in self.augment and self.augment["train"].crop_px:
             raise ConfigError(
                 "progressive sets the size of training patches: remove crop_px from the "

@@ -1,4 +1,4 @@
-"""Texts as bitmaps, drawn once in a few sizes."""
+"""Bitmaps of texts, drawn once in a few sizes."""
 
 import math
 import os
@@ -35,15 +35,15 @@ _FREETYPE = threading.Lock()  # a face of FreeType must not be used by two threa
 
 
 def find_fonts(fonts: str | Sequence[str] | None, texts: Iterable[str]) -> tuple[str, ...]:
-    """Find font files that hold every character of some texts.
+    """Find font files that have every character of some texts.
 
     Args:
         fonts: See `WatermarkSpec`.
         texts: The texts.
 
     Returns:
-        Their paths in the order of their names; `BUILT_IN` for Pillow's own font. Of installed
-        fonts those that lack a character are left out.
+        Paths of the fonts, sorted by name; `BUILT_IN` for Pillow's own font. Installed fonts that
+        lack a character are skipped.
 
     Raises:
         ConfigError: A font is missing, cannot be read or lacks a character, or none is left.
@@ -76,7 +76,7 @@ def open_font(path: str, size_px: int) -> "FreeTypeFont":
     """Open a font in one size; kerning and shaping do not depend on the build of Pillow.
 
     Raises:
-        ConfigError: The file is no font.
+        ConfigError: The file is not a font.
     """
     from PIL import ImageFont
 
@@ -103,7 +103,7 @@ def _expand(name: str) -> tuple[str, ...]:
     """Return the fonts of a file or folder.
 
     Raises:
-        ConfigError: There is no such file, or the folder holds no font.
+        ConfigError: There is no such file, or the folder has no font.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -164,9 +164,9 @@ def _is_usable(path: str, characters: str) -> bool:
 
 
 def _find_missing(path: str, characters: str) -> str:
-    """Return the characters that a font draws not at all, or like one that no font has."""
+    """Return the characters that a font does not draw, or draws like a missing one."""
     font = open_font(path, _PROBE_PX)
-    # No font has this character: it comes out as the sign for a missing one.
+    # No font has this character, so it is drawn as the placeholder for a missing one.
     placeholder = _print_glyph(font, "\U0010fffd")
     missing = ""
     for character in characters:
@@ -183,7 +183,7 @@ def _print_glyph(font: "FreeTypeFont", character: str) -> tuple[tuple[int, int],
 class GlyphBank:
     """Bitmaps of the texts of a specification, drawn at first use.
 
-    Its cache is bounded, and threads may share it. A pickled copy knows the same fonts and starts
+    The cache is bounded, and threads may share it. A pickled copy has the same fonts and starts
     with an empty cache.
 
     Args:
@@ -205,7 +205,7 @@ class GlyphBank:
             text: Number of the text.
             font: Number of the font.
             level: Number of the size, see `level_of`.
-            outline_px: Width of the outline, 0 fills the letters.
+            outline_px: Width of the outline; 0 fills the letters.
 
         Returns:
             [h, w] uint8 in 0..255, read-only, with an empty edge of one pixel.

@@ -1,4 +1,4 @@
-"""Distribution of text watermarks, and the plan that is drawn from it: all randomness, no pixels."""
+"""Distribution of text watermarks, and plans drawn from it: all random numbers, no pixels."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from lit_data.synthesis.families.base import Range, check_range, spread
 from lit_data.synthesis.plan import Synthesis
 
 _EPOCH = 2**32 - 1
-"""No run has as many epochs, so that texts share no number with samples."""
+"""Epoch that no run reaches, so that texts share no random number with samples."""
 _DRAWS = 32
 _PHRASES = (
     "CONFIDENTIAL", "DRAFT", "SAMPLE", "COPY", "DO NOT COPY", "PREVIEW", "SPECIMEN", "VOID",
@@ -68,7 +68,7 @@ _MARK_DRAWS = 8
 
 
 class _Draws:
-    """Random numbers, one after the other."""
+    """A sequence of random numbers."""
 
     def __init__(self, seed: int, number: int) -> None:
         draws = uniform(seed, Stream.WATERMARK, np.array([number]), _EPOCH, _DRAWS)
@@ -153,40 +153,40 @@ class WatermarkSpec(Synthesis):
     repeated over the whole sample. All marks of a sample share color, opacity and blend mode.
 
     Args:
-        probability: Chance that a sample has a watermark, 0 to 1.
-        texts: Texts of the marks; none draws `text_count` words, dates, numbers and addresses.
-        text_count: Number of texts that are drawn.
-        text_seed: Seed of those.
-        fonts: None is the free font that comes with Pillow; a font file, a folder of them, several
-            of both, or ``system`` for those installed on the machine (another machine then gives
-            other samples).
-        size_px: Smallest and largest font size, drawn evenly on a logarithmic scale.
-        size_share: The same as a fraction of the height of a sample; takes the place of `size_px`.
-        angle_deg: Smallest and largest angle, counter-clockwise.
-        straight: Fraction of texts that are not turned.
-        count: Fewest and most texts of a sample that is not tiled.
-        tiling: Fraction of samples with a text that is repeated.
+        probability: Probability that a sample has a watermark, 0 to 1.
+        texts: Texts of the marks; None makes `text_count` random words, dates, numbers and
+            addresses.
+        text_count: Number of random texts.
+        text_seed: Seed of the random texts.
+        fonts: None for the free font that comes with Pillow; a font file, a folder of fonts,
+            several of both, or ``system`` for those installed on the machine (another machine then
+            gives other samples).
+        size_px: Smallest and largest font size, distributed log-uniformly.
+        size_share: The same as a fraction of the height of a sample; replaces `size_px`.
+        angle_deg: Smallest and largest angle, counterclockwise.
+        straight: Fraction of texts that are not rotated.
+        count: Minimum and maximum number of texts of a sample that is not tiled.
+        tiling: Fraction of samples with a repeated text.
         spacing: Smallest and largest gap between repeated texts, in heights of the text.
         lightness: Smallest and largest brightness of the color.
         coloured: Fraction of marks that are not gray.
-        saturation: Smallest and largest saturation of those.
+        saturation: Smallest and largest saturation of these marks.
         opacity: Smallest and largest opacity.
-        modes: Blend modes that are drawn with equal chance: `normal`, `multiply`, `screen`,
-            `overlay`.
+        modes: Blend modes with equal probability: `normal`, `multiply`, `screen`, `overlay`.
         outline: Fraction of samples whose letters are outlines.
         outline_share: Smallest and largest width of the outline, as a fraction of the font size.
-        soft_px: Smallest and largest standard deviation by which edges are softened.
-        jpeg: Fraction of samples, with and without a watermark, that are compressed as JPEG files.
-        jpeg_quality: Smallest and largest quality, as libjpeg counts.
+        soft_px: Smallest and largest standard deviation of the softening of edges.
+        jpeg: Fraction of samples, with and without a watermark, that are compressed as JPEG.
+        jpeg_quality: Smallest and largest quality, as in libjpeg.
         least_change: A mark that would change most pixels under it by less than this, in units of
-            the 0..1 value range, is painted in black, white or gray instead: the mask should not
-            mark what cannot be seen.
-        least_contrast: A mark whose change is less than this fraction of the standard deviation of
-            the pixels under it gets more opacity, at most the largest of `opacity`.
-        mask: `alpha`: opacity times coverage of a pixel. `binary`: 1 where a pixel is covered by
-            `mask_threshold` at least, whatever the opacity.
+            the 0..1 value range, is painted in black, white or gray instead, because the mask
+            should not mark invisible pixels.
+        least_contrast: A mark that changes pixels by less than this fraction of their standard
+            deviation gets more opacity, up to the largest of `opacity`.
+        mask: `alpha`: opacity times coverage of a pixel. `binary`: 1 for pixels with a coverage of
+            at least `mask_threshold`, at any opacity.
         mask_threshold: See `mask`.
-        cache_bytes: Bound of the drawn texts that each worker process keeps.
+        cache_bytes: Maximum size of the drawn texts that each worker process keeps.
 
     Raises:
         ConfigError: A range is empty, a fraction is outside 0..1, a mode or mask is unknown, or
@@ -222,7 +222,7 @@ class WatermarkSpec(Synthesis):
     cache_bytes: int = 2**26
 
     def __post_init__(self) -> None:
-        """Accept plain lists, as a configuration file gives them, and check every range."""
+        """Convert lists of a configuration file to tuples, and check every range."""
         for name in _FRACTIONS:
             check_fraction(name, getattr(self, name))
         for name, limits in _RANGES.items():
@@ -282,25 +282,25 @@ def _check_angles(bounds: Any) -> Range:  # noqa: ANN401 - a user's
 
 @dataclass(frozen=True, slots=True)
 class WatermarkPlan:
-    """Watermarks of B samples, with N texts in all.
+    """Watermarks of B samples, with N texts in total.
 
     Args:
-        spec: Their distribution.
-        present: [B] bool, True where a sample has a watermark.
-        tiled: [B] bool, True where its text is repeated.
+        spec: Distribution of the watermarks.
+        present: [B] bool, True for samples with a watermark.
+        tiled: [B] bool, True for samples with a repeated text.
         gap: [B, 2] (vertical, horizontal) gap between repeated texts, in heights of the text.
         opacity: [B] in 0..1; 0 without a watermark.
         mode: [B] number of the blend mode, see `MODES`.
         colour: [B, 3] R, G, B in 0..1.
         outline: [B] width of the outline as a fraction of the font size; 0 fills the letters.
         soft_px: [B] standard deviation of the softening.
-        quality: [B] quality of the JPEG file; 0 leaves a sample as it is.
+        quality: [B] quality of the JPEG compression; 0 for none.
         row: [N] the sample of each text, ascending.
         text: [N] number of the text.
         font: [N] in [0, 1), position in the list of fonts.
         size_px: [N] font size.
-        angle_deg: [N] counter-clockwise.
-        centre: [N, 2] (y, x) px of the middle of the text.
+        angle_deg: [N] counterclockwise.
+        centre: [N, 2] (y, x) px of the center of the text.
     """
 
     spec: WatermarkSpec
@@ -329,12 +329,12 @@ def sample_watermarks(
 ) -> WatermarkPlan:
     """Draw the watermarks of a batch.
 
-    Those of a sample are a pure function of (seed, epoch, its index).
+    Watermarks of a sample are a pure function of (seed, epoch, its index).
 
     Args:
         spec: The distribution.
         seed: 0 <= seed < 2**64.
-        epoch: The epoch, 0 for stages that must not change.
+        epoch: The epoch; 0 for stages that must not change.
         index: [B] sample indices.
         shape: (H, W) of a sample.
     """
@@ -347,7 +347,7 @@ def sample_watermarks(
     tiled = u[1] < spec.tiling
     text_count = least + (u[2] * np.float32(most - least + 1)).astype(np.int64)
     text_count = np.where(tiled, 1, text_count)
-    # Every sample draws for the most texts: those it has do not depend on how many they are.
+    # Every sample draws for the most texts, so its texts do not depend on their number.
     row, slot = np.nonzero(present[:, None] & (np.arange(most) < text_count[:, None]))
     mark = text_draws.reshape(len(draws), most, _MARK_DRAWS)[row, slot].T
     return WatermarkPlan(
@@ -400,6 +400,6 @@ def _draw_sizes(spec: WatermarkSpec, draws: Floats, height_px: int) -> Floats:
     low, high = spec.size_px
     if spec.size_share is not None:
         low, high = spec.size_share[0] * height_px, spec.size_share[1] * height_px
-    # Evenly on a logarithmic scale.
+    # Log-uniformly.
     sizes: Floats = (low * (high / low) ** draws.astype(np.float64)).astype(np.float32)
     return np.maximum(sizes, np.float32(4))

@@ -1,4 +1,4 @@
-"""Predictions of watermarks: of each image its mask, an overlay, and the cleaned image."""
+"""Predictions of watermarks: mask, overlay, and cleaned image of each image."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -27,15 +27,15 @@ log = logging.getLogger(__name__)
 
 COLUMNS = ("image", "marked_share", "mean_score", "height_px", "width_px", "seconds")
 SHOWN = 5
-_GROW_PX = 2  # to each side: the soft edge of a letter belongs to it
-_INPAINT_PX = 3  # radius of the pixels that a painted one is made of
-_CONTEXT_PX = 64  # rows above and below a part that its painting sees
+_GROW_PX = 2  # on each side, for the soft edges of letters
+_INPAINT_PX = 3  # radius of the pixels that an inpainted one is computed from
+_CONTEXT_PX = 64  # rows above and below a part that inpainting also sees
 _CELL_INCHES = 3.2
 _DRAWN_PX = 600  # longest side in predictions.png
 
 
 class MarkTask(PixelTask[WatermarkDataModule]):
-    """Images with the masks of their watermarks; predictions are masks and overlays."""
+    """Task of images with masks of their watermarks; predictions are masks and overlays."""
 
     uses = Use.INPUTS | Use.FINDING | Use.TILES | Use.CLEANING
 
@@ -53,18 +53,19 @@ class MarkTask(PixelTask[WatermarkDataModule]):
 class MarkWriter(ImageWriter):
     """Writer of ``masks/<image>.png`` and ``overlays/<image>.png``.
 
-    Masks have 8 bit, 255 is probability 1; overlays are tinted red.
+    Masks have 8 bits, where 255 is probability 1; overlays are tinted red.
 
-    With `clean` there is ``cleaned/<image>.png`` too: the marked pixels, grown by 2 px, are
-    inpainted from their border inwards (Telea, "An image inpainting technique based on the fast
-    marching method", 2004; OpenCV). That is a preview: it knows nothing of the image under a mark.
+    With `clean`, it also writes ``cleaned/<image>.png``: the marked pixels, grown by 2 px, are
+    inpainted from their border inward (Telea, "An image inpainting technique based on the fast
+    marching method", 2004; OpenCV). This is a preview, because inpainting does not recover the
+    image under a mark.
 
-    At the end come ``marks.csv`` and ``predictions.png``, with the images of the surest marks, but
-    for those of more than `large_px`.
+    At the end it writes ``marks.csv``, and ``predictions.png`` with the images that have the
+    highest scores, except those larger than `large_px`.
 
     Args:
-        images: What is predicted.
-        folder: Where to write.
+        images: Images to predict.
+        folder: Output folder.
         options: Threshold, and whether to clean.
     """
 
@@ -139,8 +140,8 @@ def paint_over(pixels: Array, probability: ProbabilityMap, threshold: float) -> 
 
     Args:
         pixels: [3, H, W] uint8.
-        probability: Of each pixel.
-        threshold: Least probability of a marked pixel.
+        probability: Probability of each pixel.
+        threshold: Lowest probability of a marked pixel.
 
     Yields:
         [h, W, 3] uint8, from the top.
@@ -150,7 +151,7 @@ def paint_over(pixels: Array, probability: ProbabilityMap, threshold: float) -> 
     kernel = np.ones((2 * _GROW_PX + 1,) * 2, np.uint8)
     height = probability.shape[0]
     for part in slabs(*probability.shape):
-        # With the rows around it, so that a mark across a seam is painted alike in both parts.
+        # With the rows around it, so that a mark across a seam is painted equally in both parts.
         top = max(part.start - _CONTEXT_PX, 0)
         bottom = min(part.stop + _CONTEXT_PX, height)
         is_marked = probability.rows(slice(top, bottom)) >= threshold
@@ -162,7 +163,7 @@ def paint_over(pixels: Array, probability: ProbabilityMap, threshold: float) -> 
 
 
 def _shrink(picture: Array) -> Array:
-    """Shrink a picture [C, H, W] to [h, w, C], or [h, w] with one channel, for a cell."""
+    """Shrink a picture [C, H, W] to [h, w, C], or to [h, w] if it has one channel, for a cell."""
     step = -(-max(picture.shape[1:]) // _DRAWN_PX)
     small = np.moveaxis(picture[:, ::step, ::step], 0, -1)
     return small[..., 0] if small.shape[2] == 1 else small

@@ -1,4 +1,4 @@
-"""The default backgrounds of the watermark experiment: pages, photographs and textures, made once."""
+"""Default backgrounds of the watermark experiment: pages, photographs and textures, made once."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def draw_photo(rng: np.random.Generator, size_px: Size) -> Bytes:
     """Draw one photograph.
 
     Args:
-        rng: Where it comes from.
+        rng: Random number generator.
         size_px: (height, width).
 
     Returns:
@@ -43,7 +43,7 @@ def draw_photo(rng: np.random.Generator, size_px: Size) -> Bytes:
     height, width = size_px
     rows, columns = np.arange(height)[:, None], np.arange(width)
     image = rng.uniform(0.4, 1, (3, 1, 1)) * (0.7 + 0.3 * draw_cloud(rng, size_px, 3, 1.0))
-    # Hills from the horizon forwards, each in front of the one before.
+    # Hills from the horizon forward, each in front of the previous one.
     for horizon in 0.3 + 0.2 * np.arange(int(rng.integers(1, 4))):
         line = height * (horizon + 0.5 * draw_cloud(rng, (1, width), 4, 1.0)[0] - 0.1)
         ground = 0.6 + 0.8 * draw_cloud(rng, size_px, 6, rng.uniform(0.3, 1))
@@ -52,7 +52,7 @@ def draw_photo(rng: np.random.Generator, size_px: Size) -> Bytes:
         radius = rng.uniform(0.03, 0.2) * min(size_px)
         y = (rows - rng.uniform(0, height)) / radius
         x = (columns - rng.uniform(0, width)) / radius
-        # Lit from above and from the left.
+        # Lit from the upper left.
         shade = 1.1 - 0.5 * np.hypot(y + 0.4, x + 0.4)
         np.copyto(image, rng.uniform(0, 1, (3, 1, 1)) * shade, where=y**2 + x**2 < 1)
     image += rng.normal(0, rng.uniform(0.004, 0.02), image.shape)
@@ -63,7 +63,7 @@ def draw_page(rng: np.random.Generator, size_px: Size) -> Bytes:
     """Draw one page.
 
     Args:
-        rng: Where it comes from.
+        rng: Random number generator.
         size_px: (height, width).
 
     Returns:
@@ -74,7 +74,7 @@ def draw_page(rng: np.random.Generator, size_px: Size) -> Bytes:
     margin, columns = round(width * rng.uniform(0.05, 0.1)), int(rng.integers(1, 3))
     heading = ink[margin:, margin : width - margin]
     top = margin + _write_lines(heading, rng, lines=1, size_px=int(rng.integers(18, 30)))
-    # Columns share what margins leave; the last one has no gap behind it.
+    # Columns share the width between the margins; the last one has no gap after it.
     pitch_px, gap_px = (width - 2 * margin) // columns, width // 25
     for left in margin + pitch_px * np.arange(columns):
         y, letters_px = top, int(rng.integers(9, 15))
@@ -91,7 +91,7 @@ def draw_page(rng: np.random.Generator, size_px: Size) -> Bytes:
 
 
 def _write_lines(ink: Bytes, rng: np.random.Generator, *, lines: int, size_px: int) -> int:
-    """Write lines of words from the top of a white area, as many as fit; return the px they take."""
+    """Write as many lines of words as fit, from the top of a white area; return their height in px."""
     from PIL import Image, ImageDraw
 
     image = Image.new("L", ink.shape[::-1], 255)
@@ -99,7 +99,7 @@ def _write_lines(ink: Bytes, rng: np.random.Generator, *, lines: int, size_px: i
     pitch_px, grey = round(1.3 * size_px), int(rng.integers(0, 60))
     height_px = min(lines, len(ink) // pitch_px) * pitch_px
     for y in range(0, height_px, pitch_px):
-        # Longer than an area is wide: what is beyond its edge is cut off.
+        # Longer than an area is wide: everything beyond its edge is cut off.
         letters = rng.choice(_LETTERS, len(ink[0]) // 4 + 1, p=_ODDS)
         pen.text((0, y), "".join(letters), fill=grey, font=font)
     ink[:height_px] = np.asarray(image)[:height_px]
@@ -107,7 +107,7 @@ def _write_lines(ink: Bytes, rng: np.random.Generator, *, lines: int, size_px: i
 
 
 def _light(ink: Bytes, rng: np.random.Generator) -> Bytes:
-    """Show the page as a scanner or a camera sees it."""
+    """Return the page as a scanner or a camera sees it."""
     rows, columns = (np.linspace(-1, 1, size) for size in ink.shape)
     slope = rng.uniform(0, 0.12, 2) * rng.choice((-1, 1), 2)
     light = rng.uniform(0.82, 1.0) * (1 + slope[0] * rows[:, None] + slope[1] * columns)
@@ -120,7 +120,7 @@ class WatermarkSampleSpec(SampleSpec):
     """Recipe of backgrounds; equal specs give equal pixels (photographs: before compression).
 
     Args:
-        size_px: (height, width) of a page; photographs lie on their side.
+        size_px: (height, width) of a page; photographs swap both.
     """
 
     kind = "watermark"

@@ -1,4 +1,4 @@
-"""Watermarks that workers draw into patches, see `lit_data.datasets.patches.PatchWriter`."""
+"""Drawing of watermarks into patches by workers, see `lit_data.datasets.patches.PatchWriter`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ from lit_data.wings.watermarks.plan import sample_watermarks
 class WatermarkWriter:
     """Watermarks of patches, before they are blended in.
 
-    Samples hold
+    Samples have:
 
-    - ``cover`` [1, h, w] uint8: how far its watermark covers each pixel, 255 wholly. The plan says
-      how the mark looks, and it is blended in where the batch is used
+    - ``cover`` [1, h, w] uint8: coverage of each pixel by the watermark, up to 255. The plan has
+      the look of the mark, which is blended in where the batch is used
       (`lit_data.wings.watermarks.blend`);
     - ``under`` [32, 3] uint8: colors of some pixels under the watermark.
 
     Args:
         marks: Texts of the watermarks.
-        seed: Seed of every draw.
+        seed: Seed of all random numbers.
     """
 
     marks: GlyphBank
     seed: int
 
     def describe(self, size_px: Size) -> Mapping[str, FieldSpec]:
-        """Return the fields that samples of (height, width) hold beside ``image``."""
+        """Return the fields of samples of (height, width), in addition to ``image``."""
         cover = FieldSpec((1, *size_px), "uint8")
         return {"cover": cover, "under": FieldSpec((PROBES, 3), "uint8")}
 
@@ -44,7 +44,7 @@ class WatermarkWriter:
         size_px = (height_px, width_px)
         plan = sample_watermarks(self.marks.spec, self.seed, epoch, index, size_px)
         draw_cover(cover, plan, self.marks)
-        # The host chooses colours that can be seen there before the batch is moved.
+        # The host chooses colors that are visible there before the batch is moved.
         rows["under"][:] = probe_under(rows["image"], cover)
 
 
@@ -52,7 +52,7 @@ def check_colours(bank: ImageBank) -> None:
     """Refuse images that watermarks cannot be drawn into.
 
     Raises:
-        DataError: They are not three channels of uint8.
+        DataError: Images do not have three channels of uint8.
     """
     if bank.channels != 3 or bank.dtype != np.uint8:
         raise DataError(

@@ -1,1 +1,1 @@
-"""`GANModule`, its nets, and what they are conditioned on."""
+"""`GANModule`, its nets, and their conditions."""

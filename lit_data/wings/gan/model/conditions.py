@@ -1,4 +1,4 @@
-"""Inputs of a GAN's nets: latents, labels, poses, places of the pixels; drawn for samples, and cut."""
+"""Inputs of a GAN's nets: latents, labels, poses, and places of the pixels; drawn for samples, and cut."""
 
 import math
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from lit_data.core.types import Batch
 
 
 class Use(IntEnum):
-    """Use of the random numbers of a sample; each has numbers of its own."""
+    """Use of a sample's random numbers; each use has its own numbers."""
 
     DISCRIMINATOR = 0
     GENERATOR = 1
@@ -28,12 +28,12 @@ class Conditions(NamedTuple):
     """Label, pose and places of the pixels of each picture of a batch.
 
     Attributes:
-        labels: [B] int64; 0 where there are none.
-        poses: [B, 2] float32: azimuth and elevation of the camera, rad; 0 where there are none.
-        grids: [B, K, L, 2] float32: places (x, y) of the pixels, -1..1 from edge to edge; none: all
-            pixels.
-        offsets: [B, K, L] float32 in [0, 1): where the points of each ray begin, in steps between
-            them; none: 0.5.
+        labels: [B] int64; 0 without labels.
+        poses: [B, 2] float32: azimuth and elevation of the camera, rad; 0 without poses.
+        grids: [B, K, L, 2] float32: places (x, y) of the pixels, -1..1 from edge to edge; None for
+            all pixels.
+        offsets: [B, K, L] float32 in [0, 1): start of the points of each ray, in steps between
+            them; None for 0.5.
     """
 
     labels: Tensor
@@ -42,14 +42,14 @@ class Conditions(NamedTuple):
     offsets: Tensor | None = None
 
     def split(self, sizes: list[int]) -> "list[Conditions]":
-        """Return those of the micro-batches of a batch."""
+        """Return the conditions of each micro-batch of a batch."""
         fields: list[Any] = []
         for field in self:
             fields.append([None] * len(sizes) if field is None else torch.split(field, sizes))
         return [Conditions(*part) for part in zip(*fields, strict=True)]
 
     def to(self, device: torch.device) -> "Conditions":
-        """Return the same on a device."""
+        """Return the same conditions on a device."""
         fields: list[Any] = [None if field is None else field.to(device) for field in self]
         return Conditions(*fields)
 
@@ -58,12 +58,13 @@ class Conditions(NamedTuple):
 class RayPatches:
     """Train on size x size rays of each image, at a random scale and place.
 
-    Memory depends on the number of rays then, and not on the size of the images (Schwarz et al.,
+    Memory then depends on the number of rays, and not on the size of the images (Schwarz et al.,
     "GRAF", NeurIPS 2020).
 
     Args:
         size_px: Rays along each side.
-        min_scale: The patch spans at least this fraction of the image's sides, and at most all of it.
+        min_scale: Smallest fraction of the image's sides that the patch spans; at most it spans
+            all.
 
     Raises:
         ConfigError: A number is out of range.
@@ -80,15 +81,15 @@ class RayPatches:
             )
 
     def draw(self, index: Tensor, *, seed: int, epoch: int, use: Use) -> tuple[Tensor, Tensor]:
-        """Draw the places of the pixels, and where the points of their rays begin.
+        """Draw the places of the pixels, and the start of the points of their rays.
 
-        Those of a sample are its own.
+        Each sample has its own random numbers.
 
         Returns:
             ``grids`` [B, size, size, 2] and ``offsets`` [B, size, size] of `Conditions`.
         """
         size = self.size_px
-        # Of each sample: one number for the scale, two for the place, one for each ray.
+        # For each sample: one number for the scale, two for the place, one for each ray.
         numbers = _draw(seed, Stream.RAYS, index, epoch, 3 + size * size, use)
         scales = self.min_scale + (1 - self.min_scale) * numbers[:, :1]
         centres = (1 - scales) * (2 * numbers[:, 1:3] - 1)  # the patch stays inside the image
@@ -99,19 +100,19 @@ class RayPatches:
 
 
 def draw_latents(index: Tensor, size: int, *, seed: int, epoch: int, use: Use) -> Tensor:
-    """Standard normal latents of samples, each a pure function of (seed, epoch, index, use).
+    """Return standard normal latents of samples, each a pure function of (seed, epoch, index, use).
 
     Args:
         index: [B] int64 sample indices.
         size: Length of a latent.
         seed: 0 <= seed < 2**64.
         epoch: 0 <= epoch < 2**32.
-        use: Of the latents.
+        use: Use of the latents.
 
     Returns:
         [B, size] float32 on the device of `index`.
     """
-    pairs = -(-size // 2)  # two numbers of a circle give two of a Gaussian
+    pairs = -(-size // 2)  # two uniform numbers give two of a Gaussian
     numbers = _draw(seed, Stream.LATENT, index, epoch, 2 * pairs, use)
     # Box and Muller, Annals of Mathematical Statistics 1958; 1 - u is in (0, 1].
     radii = (-2 * torch.log(1 - numbers[:, :pairs])).sqrt()
@@ -120,10 +121,10 @@ def draw_latents(index: Tensor, size: int, *, seed: int, epoch: int, use: Use) -
 
 
 def draw_choices(index: Tensor, counts: tuple[int, int], *, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw a label and a pose for samples to be shown, each of 0 to its count, exclusive.
+    """Draw a label and a pose for each sample to show, each from 0 to its count, exclusive.
 
     Returns:
-        Two [B] int64; 0 where a count is 0.
+        Two [B] int64; 0 if a count is 0.
     """
     numbers = _draw(seed, Stream.RAYS, index, 0, 2, Use.SAMPLES)
     label_count, pose_count = counts
@@ -133,7 +134,7 @@ def draw_choices(index: Tensor, counts: tuple[int, int], *, seed: int) -> tuple[
 
 
 def make_grid(height: int, width: int, device: torch.device) -> Tensor:
-    """Centres (x, y) of all pixels, [height, width, 2] float32, -1..1 from edge to edge."""
+    """Return the centers (x, y) of all pixels, [height, width, 2] float32, -1..1 from edge to edge."""
     rows = _find_centres(height, device)
     columns = _find_centres(width, device)
     return torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)
@@ -144,11 +145,11 @@ def _find_centres(length: int, device: torch.device) -> Tensor:
 
 
 def read_at(images: Tensor, grids: Tensor | None) -> Tensor:
-    """Return images at places, between pixels by linear interpolation.
+    """Return images at places, linearly interpolated between pixels.
 
     Args:
         images: [B, C, H, W].
-        grids: Of `Conditions`; none leaves the images as they are.
+        grids: Those of `Conditions`; None returns the images as they are.
 
     Returns:
         [B, C, K, L].
@@ -159,20 +160,20 @@ def read_at(images: Tensor, grids: Tensor | None) -> Tensor:
 
 
 def _draw(seed: int, stream: Stream, index: Tensor, epoch: int, draws: int, use: Use) -> Tensor:
-    """Draw [B, draws] float32 in [0, 1): those of one use out of the numbers of all."""
-    # All uses are drawn and one is taken, so that what one draws does not depend on another.
+    """Draw [B, draws] float32 in [0, 1) for one use, from the numbers of all uses."""
+    # All uses are drawn and one is taken, so that no use depends on another.
     numbers = uniform_torch(seed, stream, index, epoch, draws * len(Use))
     return numbers[:, draws * use : draws * (use + 1)]
 
 
 class Part(NamedTuple):
-    """Micro-batch: samples that go through the nets at once.
+    """A micro-batch: samples that go through the nets at once.
 
     Attributes:
-        images: [B, C, H, W] real ones in 0..1.
+        images: [B, C, H, W] real images in 0..1.
         latents: [B, latent_size] of the fakes.
-        conditions: Of real images and fakes.
-        fraction: B by the samples of the whole batch.
+        conditions: Conditions of real images and fakes.
+        fraction: B divided by the samples of the whole batch.
     """
 
     images: Tensor
@@ -187,13 +188,13 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartDraws:
-    """Cuts batches into micro-batches, and draws for each sample what is its own wherever it is.
+    """Cuts batches into micro-batches, and draws random numbers that depend on the sample only.
 
     Attributes:
         latent_size: Length of the latents.
-        seed: Of everything that is drawn.
-        patches: Places of the pixels; none: whole images.
-        posed: Refuse batches without poses.
+        seed: Seed of all random numbers.
+        patches: Places of the pixels; None for whole images.
+        posed: True to refuse batches without poses.
     """
 
     latent_size: int
@@ -202,7 +203,7 @@ class PartDraws:
     posed: bool
 
     def cut(self, batch: Batch, size: int | None, *, epoch: int, use: Use) -> Iterator[Part]:
-        """Yield micro-batches of at most `size` samples, as equal as can be; none: one.
+        """Yield micro-batches of up to `size` samples, as equal as possible; a single one for None.
 
         Raises:
             ConfigError: The batch lacks images, indices or poses.
@@ -227,7 +228,7 @@ class PartDraws:
     def _read_conditions(self, batch: Batch, epoch: int, use: Use) -> Conditions:
         index = batch["index"]
         labels = batch.get("label")
-        if labels is None:  # nets without labels look at none
+        if labels is None:  # nets without labels ignore them
             labels = torch.zeros_like(index)
         poses = batch.get("pose")
         if poses is None:

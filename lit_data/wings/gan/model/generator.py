@@ -1,4 +1,4 @@
-"""`GeneratorModule`: a generator, the running mean of its weights, and codes and pictures of it."""
+"""`GeneratorModule`: a generator, the running mean of its weights, and pictures made by it."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -16,22 +16,23 @@ from lit_data.wings.gan.model.conditions import Conditions, Use, draw_choices, d
 
 
 class GeneratorModule(LightningModule):
-    """Base of modules that learn to make pictures.
+    """Base of modules that learn to generate pictures.
 
     Args:
         generator: From latents [B, latent_size] and `Conditions` to images [B, C, H, W] in about
             -1..1.
         latent_size: Length of the latents.
-        num_labels: Labels of the data; 0 where the generator knows none.
-        seed: Of what training draws.
+        num_labels: Number of labels of the data; 0 if the generator uses none.
+        seed: Seed of the random numbers of training.
         ema_decay: Fraction of the running mean that is kept in each step; less in the first steps.
 
     Attributes:
         ema_generator: The generator with the running mean of its weights.
-        poses: [V, 2] float32 (azimuth, elevation) rad of the datamodule's views; none without.
+        poses: [V, 2] float32 (azimuth, elevation) rad of the datamodule's views; None without
+            views.
 
     Raises:
-        ConfigError: A number is out of range, or not that of the generator.
+        ConfigError: A number is out of range, or differs from that of the generator.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class GeneratorModule(LightningModule):
         sizes = {"latent_size": latent_size, "num_labels": num_labels}
         check_net(generator, sizes, "the module has")
         self.generator = generator
-        # A copy that no optimizer sees, which `follow_generator` moves.
+        # A copy without an optimizer, which `follow_generator` updates.
         self.ema_generator = copy.deepcopy(generator).requires_grad_(False)
         self.latent_size = latent_size
         self.num_labels = num_labels
@@ -61,7 +62,7 @@ class GeneratorModule(LightningModule):
     def setup(self, stage: str) -> None:
         datamodule: Any = getattr(self.trainer, "datamodule", None)
         self.poses = getattr(datamodule, "poses", self.poses)
-        # A datamodule of yours may say nothing of its images: then the nets are believed.
+        # A user's datamodule may not describe its images: then the nets are not checked.
         for name in ("image_px", "channels"):
             value = getattr(datamodule, name, None)
             if value is not None:
@@ -69,7 +70,7 @@ class GeneratorModule(LightningModule):
         if stage == "fit":
             check_repeatable(self.generator, self.trainer.strategy.root_device)
         labels = getattr(datamodule, "num_labels", 0)
-        # A net without labels may learn from data with labels, as one picture in all.
+        # A net without labels may learn from data with labels, as if they had none.
         if 0 < self.num_labels < labels:
             raise ConfigError(
                 f"num_labels={self.num_labels}: the data have {labels} - set model.num_labels to "
@@ -78,11 +79,11 @@ class GeneratorModule(LightningModule):
 
     @override
     def forward(self, latents: Tensor, conditions: Conditions) -> Tensor:
-        """Generate images [B, C, H, W] in about -1..1 by the running mean of the weights.
+        """Generate images [B, C, H, W] in about -1..1 with the running mean of the weights.
 
         Args:
             latents: [B, latent_size] float32.
-            conditions: Of the images.
+            conditions: Conditions of the images.
         """
         images: Tensor = self.ema_generator(latents, conditions)
         return images
@@ -96,13 +97,13 @@ class GeneratorModule(LightningModule):
         poses: Tensor | None = None,
         batch_size: int = 64,
     ) -> Tensor:
-        """Generate pictures by the running mean of the weights, moved to the CPU batch by batch.
+        """Generate pictures with the running mean of the weights, moved to the CPU batch by batch.
 
         Args:
             count: Number of pictures.
-            seed: Draws latents, and what is not given.
-            labels: [count] of the pictures; by default drawn, all as likely.
-            poses: [count, 2] float32 (azimuth, elevation) rad; by default drawn from those of the
+            seed: Seed of latents, and of conditions that are not given.
+            labels: [count] labels of the pictures; by default random with equal probability.
+            poses: [count, 2] float32 (azimuth, elevation) rad; by default random ones of the
                 datamodule.
             batch_size: Pictures at once.
 
@@ -110,8 +111,8 @@ class GeneratorModule(LightningModule):
             [count, C, H, W] float32 in 0..1 on the CPU; the same for any batch size.
 
         Raises:
-            ConfigError: There are not `count` of something, a label is out of range, or there are
-                no poses.
+            ConfigError: The number of labels or poses is not `count`, a label is out of range, or
+                there are no poses.
         """
         if poses is None and self.poses is None and getattr(self.generator, "posed", False):
             raise ConfigError(
@@ -131,13 +132,13 @@ class GeneratorModule(LightningModule):
     ) -> Tensor:
         """Generate the same objects from all sides.
 
-        Of a generator without poses it is the same picture each time.
+        A generator without poses gives the same picture each time.
 
         Args:
-            count: Objects.
+            count: Number of objects.
             poses: [V, 2] float32 (azimuth, elevation) rad.
-            seed: Draws latents, and labels that are not given.
-            labels: [count] of the objects.
+            seed: Seed of latents, and of labels that are not given.
+            labels: [count] labels of the objects.
             batch_size: Pictures at once.
 
         Returns:
@@ -153,9 +154,9 @@ class GeneratorModule(LightningModule):
         return images.view(count, views, *images.shape[1:])
 
     def follow_generator(self, steps: int) -> None:
-        """Move the running mean by a step, after so many steps before it; buffers are taken as they are."""
-        # As in tf.train.ExponentialMovingAverage: the first steps, far from any mean, are soon
-        # forgotten.
+        """Update the running mean after `steps` earlier updates; buffers are copied."""
+        # As in tf.train.ExponentialMovingAverage: the first steps, far from any mean, are forgotten
+        # quickly.
         decay = min(self.ema_decay, (1 + steps) / (10 + steps))
         weights = zip(self.ema_generator.parameters(), self.generator.parameters(), strict=True)
         buffers = zip(self.ema_generator.buffers(), self.generator.buffers(), strict=True)
@@ -173,10 +174,10 @@ class GeneratorModule(LightningModule):
         poses: Tensor | None,
         known_poses: Tensor | None,
     ) -> Conditions:
-        """Return labels and poses of samples: as given, else drawn evenly.
+        """Return labels and poses of samples as given, or random ones with equal probability.
 
         Raises:
-            ConfigError: There are not `count` of what is given, or a label is out of range.
+            ConfigError: The number of labels or poses is not `count`, or a label is out of range.
         """
         counts = (self.num_labels, 0 if known_poses is None else len(known_poses))
         drawn_labels, pose_numbers = draw_choices(torch.arange(count), counts, seed=seed)
@@ -197,12 +198,12 @@ class GeneratorModule(LightningModule):
         return Conditions(labels.cpu(), poses.cpu().float())
 
     def _draw_latents(self, count: int, seed: int) -> Tensor:
-        """Draw [count, latent_size] on the CPU, apart from those of training with the same seed."""
+        """Draw [count, latent_size] on the CPU, different from those of training with the same seed."""
         index = torch.arange(count)
         return draw_latents(index, self.latent_size, seed=seed, epoch=0, use=Use.SAMPLES)
 
     def _render(self, latents: Tensor, conditions: Conditions, batch_size: int) -> Tensor:
-        """Generate images of latents, in inference mode and with the generator in evaluation.
+        """Generate images from latents, in inference mode and with the generator in evaluation mode.
 
         Returns:
             [N, C, H, W] float32 in 0..1 on the CPU.
@@ -223,7 +224,7 @@ class GeneratorModule(LightningModule):
                     )
                     part_images = output.float().add(1).div(2).clamp(0, 1)
                     if images is None:
-                        # Outside of inference mode, so that the result is a tensor as any other.
+                        # Outside of inference mode, so that the result is an ordinary tensor.
                         with torch.inference_mode(False):
                             images = torch.empty(len(latents), *part_images.shape[1:])
                     images[start : start + len(part_images)] = part_images
@@ -235,15 +236,15 @@ class GeneratorModule(LightningModule):
 
 
 def check_net(net: nn.Module, expected: Mapping[str, Any], who: str) -> None:
-    """Compare attributes of a net with what it is used for; one that it has not is believed.
+    """Compare attributes of a net with expected values; a missing attribute is not checked.
 
     Args:
         net: The net.
-        expected: Values by the names of the attributes.
+        expected: Expected values by names of attributes.
         who: Subject and verb of the message, such as ``the data have``.
 
     Raises:
-        ConfigError: They differ.
+        ConfigError: A value differs.
     """
     for name, value in expected.items():
         net_value = getattr(net, name, value)
@@ -257,10 +258,10 @@ def check_net(net: nn.Module, expected: Mapping[str, Any], who: str) -> None:
 
 
 def check_repeatable(net: nn.Module, device: torch.device) -> None:
-    """Refuse, before training, a net that would end its first backward pass.
+    """Refuse, before training, a net whose first backward pass would raise an error.
 
     Raises:
-        ConfigError: Deterministic algorithms are asked for, and the net has a gradient without one.
+        ConfigError: Deterministic algorithms are requested, and a gradient of the net has none.
     """
     warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
     is_strict = torch.are_deterministic_algorithms_enabled() and not warns_only

@@ -1,4 +1,4 @@
-"""`GANModule`: a generator and a discriminator that learn from each other within a given memory."""
+"""`GANModule`: a generator and a discriminator that learn from each other within a memory limit."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -36,16 +36,16 @@ _PLAIN = (
     "schedule",
     "gradient_clip_norm",
 )
-"""Options that checkpoints hold: plain values only, so that they load with weights_only=True."""
+"""Options stored in checkpoints: plain values only, so that they load with weights_only=True."""
 
 
 class ScoreLosses(NamedTuple):
     """Losses of scores [B], each [B].
 
     Attributes:
-        real: Of the discriminator, for scores of real images.
-        fake: Of the discriminator, for scores of fakes.
-        generator: Of the generator, for scores of fakes.
+        real: Loss of the discriminator for scores of real images.
+        fake: Loss of the discriminator for scores of fakes.
+        generator: Loss of the generator for scores of fakes.
     """
 
     real: Callable[[Tensor], Tensor]
@@ -68,66 +68,65 @@ LOSSES: dict[GANLoss, ScoreLosses] = {
 
 
 class GANModule(GeneratorModule):
-    """Two nets, two optimizers, manual optimization.
+    """A GAN: two nets, two optimizers, manual optimization.
 
-    Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and ``index`` [B] int64; ``label`` [B]
-    int64 and ``pose`` [B, 2] float32 (azimuth, elevation; rad) where the nets depend on them. Fakes
-    get the labels and poses of the real images of the batch; their latents are a pure function of
-    (seed, epoch, index), as are the places of patches. So neither micro-batches, nor a resume, nor a
-    step that is repeated changes what is drawn.
+    It takes batches with ``image`` [B, C, H, W] float32 in 0..1 and ``index`` [B] int64; ``label``
+    [B] int64 and ``pose`` [B, 2] float32 (azimuth, elevation; rad) if the nets depend on them.
+    Fakes get the labels and poses of the real images of the batch. Their latents are a pure
+    function of (seed, epoch, index), and so are the places of patches. So micro-batches, a resume,
+    or a repeated step do not change the random numbers.
 
-    What keeps memory low: the discriminator learns from fakes that were made once, without a graph,
-    and from fakes, real images and penalty one after the other, each graph gone before the next;
-    gradients are gone once an optimizer has stepped; while the generator learns, the
-    discriminator's weights have no gradients; and micro-batches of `micro_batch_size` samples,
-    weighted by their number, give the step of the whole batch. `AdaptiveBatchSize` halves that size
-    when memory runs out, and `add_gradients` begins again.
+    Memory stays low for several reasons. The discriminator learns from fakes that were made once,
+    without a graph. It learns from fakes, real images and penalty one after the other, and each
+    graph is freed before the next. Gradients are freed once an optimizer has stepped. While the
+    generator learns, the discriminator's weights have no gradients. Micro-batches of
+    `micro_batch_size` samples, weighted by their number, give the step of the whole batch.
+    `AdaptiveBatchSize` halves that size when memory runs out, and `add_gradients` starts over.
 
-    Logs in each step:
+    It logs in each step:
 
     - ``train/generator_loss``, ``train/discriminator_loss``: the latter without the penalty;
-    - ``train/r1``: mean squared norm of the score's gradient, the last one that was computed;
+    - ``train/r1``: mean squared norm of the score's gradient, from its last computation;
     - ``train/real_score``, ``train/fake_score``: mean scores as the discriminator learned from
       them;
 
-    and ``val/real_score`` or ``test/real_score`` of images held out: far below that of training
-    where the discriminator has learned its images by heart.
+    and ``val/real_score`` or ``test/real_score`` of held-out images: far below that of training if
+    the discriminator has memorized its images.
 
-    A module of another kind may take the place of each net: the generator from latents [B,
-    latent_size] and `Conditions` to images in -1..1, the discriminator from images and `Conditions`
-    to scores [B].
+    Each net may be replaced by another module: the generator maps latents [B, latent_size] and
+    `Conditions` to images in -1..1, the discriminator maps images and `Conditions` to scores [B].
 
     Args:
         generator: `ConvGenerator` by default.
         discriminator: `ConvDiscriminator` by default.
-        image_px: Height and width of the images, or both in one number; of the default nets.
-        channels: Of the images; of the default nets.
+        image_px: Height and width of the images, or both in one number, for the default nets.
+        channels: Number of channels of the images, for the default nets.
         latent_size: Length of the latents.
-        num_labels: Labels of the data; 0 where the nets know none.
-        seed: Draws latents and patches.
+        num_labels: Number of labels of the data; 0 if the nets use none.
+        seed: Seed of latents and patches.
         loss: ``non_saturating`` or ``hinge``.
-        r1_weight: Weight of the penalty, half of which is counted (gamma in the paper); 0 leaves it
-            out.
-        r1_every: The penalty is computed in every so many steps, and weighs so many times as much.
-        micro_batch_size: Samples that go through the nets at once; none: the whole batch.
-        r1_micro_batch_size: The same for the penalty, whose graph is some three times as large;
-            none: as for the rest, and never more than that.
+        r1_weight: Weight of the penalty, half of which is counted (gamma in the paper); 0 for no
+            penalty.
+        r1_every: Number of steps between computations of the penalty, whose weight is multiplied by
+            this number.
+        micro_batch_size: Samples that go through the nets at once; None for the whole batch.
+        r1_micro_batch_size: The same for the penalty, whose graph is about three times as large;
+            None for `micro_batch_size`, which is also its maximum.
         ema_decay: Samples come from a running mean of the generator's weights, which keeps this
             fraction in each step; less in the first steps.
-        patches: Train on random patches of the images; none: on whole images.
+        patches: Train on random patches of the images; None for whole images.
         generator_optimizer: Makes the optimizer from the parameters; Adam by default.
         discriminator_optimizer: The same for the discriminator.
-        schedule: Of both learning rates over the run, see `learning_rate_factor`; `none` leaves
-            them.
-        gradient_clip_norm: Gradients of each net are cut to this L2 norm before its step; none
-            leaves them.
+        schedule: Both learning rates over the run, see `learning_rate_factor`; `none` leaves them.
+        gradient_clip_norm: Gradients of each net are clipped to this L2 norm before its step; None
+            does not clip.
 
     Raises:
         ConfigError: An option is unknown or out of range.
     """
 
     nets_learn_in_turn: ClassVar[bool] = True
-    """DDP must not wait for the gradients of the net that rests, see `docs/ranks.md`."""
+    """DDP must not wait for the gradients of the net that is not learning, see `docs/ranks.md`."""
 
     last_r1: Tensor
 
@@ -188,7 +187,7 @@ class GANModule(GeneratorModule):
 
     @property
     def batches_done(self) -> int:
-        """Batches of the run before the one under way."""
+        """Number of batches of the run before the current one."""
         return self.trainer.fit_loop.total_batch_idx
 
     @override
@@ -212,18 +211,17 @@ class GANModule(GeneratorModule):
         learn: Callable[[Batch], dict[str, Tensor]],
         batch: Batch,
     ) -> dict[str, Tensor]:
-        """Add the gradients of a batch up in micro-batches, for an optimizer that has none before.
+        """Accumulate the gradients of a batch in micro-batches, for an optimizer without gradients.
 
-        Nothing but gradients and buffers changes, so that it may be called again when memory ran
-        out.
+        Only gradients and buffers change, so it may be called again after memory ran out.
 
         Args:
-            optimizer: Of the net that learns; the other one has no gradients meanwhile.
+            optimizer: Optimizer of the net that learns; the other net has no gradients meanwhile.
             learn: Called with the batch.
-            batch: As ``training_step`` got it.
+            batch: Batch of ``training_step``.
 
         Returns:
-            What `learn` returns.
+            The result of `learn`.
         """
         with self.toggled_optimizer(optimizer):
             return learn(batch)
@@ -238,7 +236,7 @@ class GANModule(GeneratorModule):
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Move the learning rates up to this batch, which manual optimization leaves to the module."""
+        """Update the learning rates for this batch, as manual optimization requires."""
         for config in self.trainer.lr_scheduler_configs:
             now = self.batches_done if config.interval == "step" else self.current_epoch
             scheduler: Any = config.scheduler
@@ -247,7 +245,7 @@ class GANModule(GeneratorModule):
 
     @override
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Clip gradients here, where they hold no loss scale."""
+        """Clip gradients here, where they are not scaled."""
         if self.gradient_clip_norm is not None:
             self.clip_gradients(optimizer, self.gradient_clip_norm, "norm")
 
@@ -291,15 +289,15 @@ class GANModule(GeneratorModule):
         return self.draws.cut(batch, size, epoch=self.current_epoch, use=use)
 
     def _learn(self, images: Tensor, part: Part, find_loss: Callable[[Tensor], Tensor]) -> Tensor:
-        """Go through the discriminator and back; no graph is left.
+        """Run the discriminator forward and backward; no graph is left.
 
         Args:
             images: [B, C, H, W] in -1..1.
-            part: Where they belong.
+            part: Micro-batch of the images.
             find_loss: From scores [B] to losses [B].
 
         Returns:
-            [2]: the part's fraction of the mean loss and of the mean score.
+            [2]: contribution of the micro-batch to the mean loss and to the mean score.
         """
         scores = widen(self.discriminator(images, part.conditions))
         loss = part.fraction * find_loss(scores).mean()
@@ -307,7 +305,7 @@ class GANModule(GeneratorModule):
         return torch.stack((loss.detach(), part.fraction * scores.detach().mean()))
 
     def _penalise(self, batch: Batch) -> None:
-        """Go through the discriminator, to the gradient of the score, and back through both."""
+        """Compute the gradient of the discriminator's score, and backpropagate through it."""
         # Half of gamma, as in the paper, for all the steps up to the next penalty.
         weight = 0.5 * self.r1_weight * self.r1_every
         sizes = [size for size in (self.micro_batch_size, self.r1_micro_batch_size) if size]
@@ -319,8 +317,8 @@ class GANModule(GeneratorModule):
             self.last_r1 += penalty.detach()
 
     def _backward(self, loss: Tensor) -> None:
-        # The second derivatives of the penalty would run under autocast, and torch advises against
-        # backward there.
+        # Under autocast, the second derivatives of the penalty would run with fewer bits, and torch
+        # advises against backward there.
         with torch.autocast(loss.device.type, enabled=False):
             self.manual_backward(loss)
 
@@ -333,15 +331,15 @@ class GANModule(GeneratorModule):
 
 
 def find_r1(discriminator: nn.Module, images: Tensor, conditions: Conditions) -> Tensor:
-    """Squared norm of the gradient of each real image's score (Mescheder et al., ICML 2018).
+    """Return the squared norm of the gradient of each real image's score (Mescheder et al., ICML 2018).
 
-    In float32 where autocast would take fewer bits: squares of small gradients underflow, and torch
-    computes the inner gradient under autocast, too.
+    It is computed in float32 even under autocast, because squares of small gradients underflow, and
+    torch would also compute the inner gradient under autocast.
 
     Args:
         discriminator: From images and conditions to scores.
         images: [B, C, H, W] in -1..1.
-        conditions: What they show.
+        conditions: Conditions of the images.
 
     Returns:
         [B], with a graph down to the discriminator's weights.

@@ -16,7 +16,7 @@ from lit_data.core.types import Size
 from lit_data.wings.gan.model.conditions import Conditions, make_grid, read_at
 
 SLOPE = 0.2
-"""Of leaky ReLUs below 0."""
+"""Slope of leaky ReLUs below 0."""
 
 _COARSEST_PX = 4  # of the shorter side; below it a layer sees the whole image anyway
 
@@ -26,8 +26,8 @@ class StyleNet(nn.Module):
 
     Args:
         latent_size: Length of the latents.
-        num_labels: Labels to tell apart; 0 for none.
-        posed: The style depends on the pose.
+        num_labels: Number of labels; 0 for none.
+        posed: True if the style depends on the pose.
         style_size: Length of the style.
     """
 
@@ -46,7 +46,7 @@ class StyleNet(nn.Module):
 
     @override
     def forward(self, latents: Tensor, conditions: Conditions) -> Tensor:
-        """[B, style_size] of latents [B, latent_size]."""
+        """Return styles [B, style_size] of latents [B, latent_size]."""
         embeddings = embed(self.label, self.pose, conditions, latents.dtype)
         styles: Tensor = self.layers(torch.cat((latents, *embeddings), dim=1))
         return styles
@@ -56,8 +56,8 @@ class StyledBlock(nn.Module):
     """Two convolutions, each normalized within its image and then scaled and shifted by a style.
 
     Args:
-        inputs: Channels.
-        outputs: Channels.
+        inputs: Number of input channels.
+        outputs: Number of output channels.
         style_size: Length of the style.
     """
 
@@ -71,7 +71,7 @@ class StyledBlock(nn.Module):
 
     @override
     def forward(self, features: Tensor, styles: Tensor) -> Tensor:
-        """[B, outputs, H, W] of features [B, inputs, H, W] and styles [B, style_size]."""
+        """Return [B, outputs, H, W] from features [B, inputs, H, W] and styles [B, style_size]."""
         for layer, style in zip(self.layers, self.styles, strict=True):
             scales, shifts = style(styles)[:, :, None, None].chunk(2, dim=1)
             normal = F.group_norm(layer(features), self.groups)
@@ -80,11 +80,11 @@ class StyledBlock(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions, half the size, and what came in is added.
+    """Two convolutions that halve the size, with a skip connection.
 
     Args:
-        inputs: Channels.
-        outputs: Channels.
+        inputs: Number of input channels.
+        outputs: Number of output channels.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -95,12 +95,12 @@ class ResidualBlock(nn.Module):
 
     @override
     def forward(self, features: Tensor) -> Tensor:
-        """[B, outputs, H / 2, W / 2] of features [B, inputs, H, W]."""
+        """Return [B, outputs, H / 2, W / 2] from features [B, inputs, H, W]."""
         # In place, so that each layer keeps one tensor for backward.
         residual = F.leaky_relu_(self.first(features), SLOPE)
         residual = F.leaky_relu_(self.second(residual), SLOPE)
         skipped = self.skip(F.avg_pool2d(features, 2))
-        # The sum of two spreads as large is brought back to one of them.
+        # The sum of two equal variances is scaled back to one of them.
         halved: Tensor = (F.avg_pool2d(residual, 2) + skipped) * math.sqrt(0.5)
         return halved
 
@@ -108,11 +108,12 @@ class ResidualBlock(nn.Module):
 def make_growth(
     coarsest: Sequence[int], widths: Sequence[int], style_size: int
 ) -> tuple[nn.Parameter, nn.ModuleList]:
-    """Make what images grow from, [1, C, h, w], and a block for it and for each doubling of its size.
+    """Make the learned start of images, [1, C, h, w], and a block for it and for each doubling of its size.
 
     Args:
-        coarsest: (h, w).
+        coarsest: (h, w) of the start.
         widths: Channels at each size, the finest first.
+        style_size: Length of the style.
         style_size: Length of the style.
     """
     start = nn.Parameter(torch.randn(1, widths[-1], *coarsest))
@@ -123,13 +124,14 @@ def make_growth(
 def plan_sizes(
     image_px: int | Size, width: int, max_width: int
 ) -> tuple[tuple[int, int], list[int], list[int]]:
-    """Sizes of images that are halved as long as the shorter side has 8 px or more.
+    """Plan the sizes of images that are halved while the shorter side has 8 px or more.
 
     Returns:
-        Height and width, those at the coarsest, and the channels at each size, the finest first.
+        Height and width at full size, the same at the coarsest size, and the channels at each size,
+        the finest first.
 
     Raises:
-        ConfigError: A side is too short, or odd before that.
+        ConfigError: A side is too short, or odd before the last halving.
     """
     sides = pair_px("image_px", image_px)
     if min(sides) < _COARSEST_PX:
@@ -158,11 +160,10 @@ def _round_sides(sides: tuple[int, int]) -> list[int]:
 
 
 def start_weights(net: nn.Module) -> None:
-    """Draw weights that keep the spread of features from layer to layer, and set biases to 0.
+    """Draw weights that keep the variance of features from layer to layer, and set biases to 0.
 
-    He et al., "Delving deep into rectifiers", ICCV 2015.
-
-    Stored channels last, with which a step takes two thirds of the time on a CPU.
+    See He et al., "Delving deep into rectifiers", ICCV 2015. Weights are stored channels last, with
+    which a step takes two thirds of the time on a CPU.
     """
     for part in net.modules():
         if isinstance(part, nn.Conv2d | nn.Linear):
@@ -173,19 +174,19 @@ def start_weights(net: nn.Module) -> None:
 
 
 def double(images: Tensor, *, smooth: bool = False) -> Tensor:
-    """Double height and width: by repeating values, or with new ones between them, which costs more."""
+    """Double height and width: by repeating values, or by interpolation, which costs more."""
     if smooth:
         return F.interpolate(images, scale_factor=2.0, mode="bilinear", align_corners=False)
     return F.interpolate(images, scale_factor=2.0, mode="nearest")
 
 
 def widen(values: Tensor) -> Tensor:
-    """Return values in float32 where autocast made less of them."""
+    """Convert values to float32 if autocast reduced their precision."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def locate_pixels(images: Tensor, grids: Tensor | None) -> Tensor:
-    """Places [B, 2, K, L] of the pixels of images [B, C, K, L] in the whole image, see `Conditions`."""
+    """Return places [B, 2, K, L] of the pixels of images [B, C, K, L] in the whole image, see `Conditions`."""
     if grids is None:  # the pixels of whole images
         height, width = images.shape[-2:]
         grids = make_grid(height, width, images.device).expand(len(images), -1, -1, -1)
@@ -195,7 +196,7 @@ def locate_pixels(images: Tensor, grids: Tensor | None) -> Tensor:
 def embed(
     label: nn.Module | None, pose: nn.Module | None, conditions: Conditions, dtype: torch.dtype
 ) -> list[Tensor]:
-    """Embeddings [B, E] of labels and of poses, of those that there are."""
+    """Return the embeddings [B, E] of labels and of poses, if the net has them."""
     embeddings = []
     if label is not None:
         embeddings.append(label(conditions.labels))
@@ -207,22 +208,22 @@ def embed(
 
 
 class ConvGenerator(nn.Module):
-    """From latents to images, by convolutions between steps that double the size.
+    """Maps latents to images by convolutions between steps that double the size.
 
-    A perceptron turns latent, label and pose into a style, which scales and shifts the features of
+    A perceptron maps latent, label and pose to a style, which scales and shifts the features of
     each layer after they are normalized within their image (Karras et al., "A style-based generator
-    architecture", CVPR 2019); images are summed up over the sizes (Karras et al., "Analyzing and
-    improving the image quality of StyleGAN", CVPR 2020). No image sees another.
+    architecture", CVPR 2019). Images are summed over the sizes (Karras et al., "Analyzing and
+    improving the image quality of StyleGAN", CVPR 2020). No image affects another.
 
     Args:
         image_px: Height and width, or both in one number; halving them must lead to 4 to 7 px in
             whole numbers.
-        channels: Of the images.
+        channels: Number of channels of the images.
         latent_size: Length of the latents.
-        num_labels: Labels to tell apart; 0 for none.
-        posed: Images depend on the camera's pose.
+        num_labels: Number of labels; 0 for none.
+        posed: True if images depend on the camera's pose.
         width: Channels at full size, doubled at each halving.
-        max_width: At most so many.
+        max_width: Maximum number of channels.
         style_size: Length of the style.
 
     Raises:
@@ -261,14 +262,14 @@ class ConvGenerator(nn.Module):
 
     @override
     def forward(self, latents: Tensor, conditions: Conditions) -> Tensor:
-        """Images of latents.
+        """Return images of latents.
 
         Args:
             latents: [B, latent_size] float32.
-            conditions: What is asked for.
+            conditions: Conditions of the images.
 
         Returns:
-            [B, C, H, W] in about -1..1; [B, C, K, L] of the grids, if there are any.
+            [B, C, H, W] in about -1..1; [B, C, K, L] at the grids, if there are any.
         """
         styles = self.style(latents, conditions)
         features = self.start.expand(len(latents), -1, -1, -1)
@@ -285,20 +286,20 @@ class ConvGenerator(nn.Module):
 
 
 class ConvDiscriminator(nn.Module):
-    """From images to scores, by residual blocks that halve the size; above 0 for what looks real.
+    """Maps images to scores by residual blocks that halve the size; above 0 for real-looking images.
 
-    Label and pose come in at the end, as a product with the features (Miyato and Koyama, "cGANs
-    with projection discriminator", ICLR 2018). No image sees another, and nothing is normalized.
+    Label and pose are added at the end, as a product with the features (Miyato and Koyama, "cGANs
+    with projection discriminator", ICLR 2018). No image affects another, and nothing is normalized.
 
     Args:
         image_px: Height and width, or both in one number; halving them must lead to 4 to 7 px in
             whole numbers.
-        channels: Of the images.
-        num_labels: Labels to tell apart; 0 for none.
-        posed: The score depends on the camera's pose.
-        placed: Two more channels say where in the image each pixel lies: for patches.
+        channels: Number of channels of the images.
+        num_labels: Number of labels; 0 for none.
+        posed: True if the score depends on the camera's pose.
+        placed: True to add two channels with the place of each pixel in the image: for patches.
         width: Channels at full size, doubled at each halving.
-        max_width: At most so many.
+        max_width: Maximum number of channels.
 
     Raises:
         ConfigError: A number is out of range, or the size cannot be halved.
@@ -336,11 +337,11 @@ class ConvDiscriminator(nn.Module):
 
     @override
     def forward(self, images: Tensor, conditions: Conditions) -> Tensor:
-        """Scores of images.
+        """Return the scores of images.
 
         Args:
             images: [B, C, H, W] in -1..1.
-            conditions: What they should show.
+            conditions: Conditions that the images should meet.
 
         Returns:
             [B] scores.
@@ -356,6 +357,6 @@ class ConvDiscriminator(nn.Module):
         scores: Tensor = self.score(features)[:, 0]
         for embedding in embed(self.label, self.pose, conditions, features.dtype):
             projection = (features * embedding).sum(1)
-            # Divided so that it spreads as the score does, whatever the width.
+            # Divided so that its variance matches that of the score at any width.
             scores = scores + projection / math.sqrt(features.shape[1])
         return scores

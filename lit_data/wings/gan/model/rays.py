@@ -1,4 +1,4 @@
-"""`RayGenerator`: pictures of a field of light and matter, along the rays of a camera."""
+"""`RayGenerator`: pictures of a field of density and color, rendered along the rays of a camera."""
 
 import math
 
@@ -22,44 +22,44 @@ from lit_data.wings.gan.model.nets import (
 )
 
 _SIDES = ((0, 1), (0, 2), (1, 2))  # axes of the three planes
-# Shifted so that an untrained field can be seen through (Barron et al., "Mip-NeRF", ICCV 2021), and
-# steep, so that small weights make a surface within a piece of a ray.
+# Shifted so that an untrained field is transparent (Barron et al., "Mip-NeRF", ICCV 2021), and
+# steep, so that small weights make a surface within a step of a ray.
 _SHIFT = 3.0
 _SHARPNESS = 20.0
 
 
 class RayGenerator(nn.Module):
-    """From latents to an object in space, and from there to what a camera sees of it.
+    """Maps latents to an object in space, and renders it from a camera.
 
-    A convolutional generator makes three planes of features, on which each point is projected; a
-    small perceptron turns the sum of what it finds there into density and color (Chan et al.,
-    "Efficient geometry-aware 3D generative adversarial networks", CVPR 2022), which are summed up
-    along rays as light is (Mildenhall et al., "NeRF", ECCV 2020), with a ground of one color
-    behind. Memory grows with the rays that are asked for: a patch in training, and `ray_chunk` at a
-    time where no gradients are wanted.
+    A convolutional generator makes three planes of features, onto which each point is projected; a
+    small perceptron maps the sum of the features there to density and color (Chan et al.,
+    "Efficient geometry-aware 3D generative adversarial networks", CVPR 2022). These are integrated
+    along rays like light (Mildenhall et al., "NeRF", ECCV 2020), in front of a background of one
+    color. Memory grows with the number of rays: a patch in training, and `ray_chunk` at a time
+    without gradients.
 
     The camera looks at the origin from `distance`; z is up, the azimuth turns from x to y, and the
-    elevation is that above the plane of x and y. The object lies within a ball around the origin.
+    elevation is measured from the plane of x and y. The object is within a ball around the origin.
 
     Args:
         image_px: Height and width of whole images, or both in one number.
-        channels: Of the images.
+        channels: Number of channels of the images.
         latent_size: Length of the latents.
-        num_labels: Labels to tell apart; 0 for none.
+        num_labels: Number of labels; 0 for none.
         plane_px: Size of the planes; halving it must lead to 4 to 7 px in whole numbers.
         features: Channels of the planes.
-        width: Channels of the net that makes them at full size, doubled at each halving.
-        max_width: At most so many.
+        width: Channels at full size of the net that makes the planes, doubled at each halving.
+        max_width: Maximum number of these channels.
         hidden: Width of the perceptron.
         points: Points of each ray within the ball.
-        ray_chunk: Rays of a batch that are followed at once without gradients.
-        distance: Of the camera from the origin.
-        field_of_view_deg: From the lower to the upper edge of the image.
-        radius: Of the ball.
+        ray_chunk: Rays of a batch that are rendered at once without gradients.
+        distance: Distance of the camera from the origin.
+        field_of_view_deg: Angle from the lower to the upper edge of the image.
+        radius: Radius of the ball.
         style_size: Length of the style.
 
     Raises:
-        ConfigError: A number is out of range, or the camera stands within the ball.
+        ConfigError: A number is out of range, or the camera is within the ball.
     """
 
     posed = True
@@ -122,14 +122,14 @@ class RayGenerator(nn.Module):
 
     @override
     def forward(self, latents: Tensor, conditions: Conditions) -> Tensor:
-        """Render what the camera sees.
+        """Render the camera's view.
 
         Args:
             latents: [B, latent_size] float32.
             conditions: Poses, and the places of the rays.
 
         Returns:
-            [B, C, K, L] in -1..1 of the grids; [B, C, H, W] without.
+            [B, C, K, L] in -1..1 at the grids; [B, C, H, W] without grids.
         """
         styles = self.style(latents, conditions)
         planes = widen(self.planes(styles))
@@ -143,7 +143,7 @@ class RayGenerator(nn.Module):
             offsets = torch.full_like(places[..., 0], 0.5)
         else:
             offsets = conditions.offsets.flatten(1)
-        # With gradients nothing is saved by chunks: the graph keeps them all.
+        # With gradients, chunks save nothing: the graph keeps them all.
         ray_count = places.shape[1]
         if not torch.is_grad_enabled():
             ray_count = max(1, self.ray_chunk // len(latents))
@@ -174,13 +174,13 @@ class RayGenerator(nn.Module):
 
 
 class PlaneNet(nn.Module):
-    """Three planes of features from styles.
+    """Maps styles to three planes of features.
 
     Args:
         plane_px: Size of the planes.
-        features: Channels of each.
+        features: Channels of each plane.
         width: Channels at full size, doubled at each halving.
-        max_width: At most so many.
+        max_width: Maximum number of channels.
         style_size: Length of the style.
     """
 
@@ -212,12 +212,12 @@ def find_rays(
     Args:
         poses: [B, 2] azimuth and elevation, rad.
         places: [B, R, 2] (x, y) in the image, -1..1 from edge to edge, y down.
-        distance: Of the camera.
+        distance: Distance of the camera from the origin.
         half_height: Tangent of half the field of view.
-        aspect: Width of the image by its height.
+        aspect: Width of the image divided by its height.
 
     Returns:
-        Origins [B, 3], and directions [B, R, 3] whose part toward the origin has length 1.
+        Origins [B, 3], and directions [B, R, 3] whose component toward the origin has length 1.
     """
     azimuth, elevation = poses.unbind(1)
     x = elevation.cos() * azimuth.cos()
@@ -231,7 +231,7 @@ def find_rays(
 
 
 def read_planes(planes: Tensor, points: Tensor) -> Tensor:
-    """Sum of the features of three planes at points.
+    """Return the sum of the features of three planes at points.
 
     Args:
         planes: [B, 3, F, P, P] float32, over x and y, x and z, y and z.
@@ -250,14 +250,14 @@ def read_planes(planes: Tensor, points: Tensor) -> Tensor:
 
 
 def sum_up(thickness: Tensor, colours: Tensor, ground: Tensor) -> Tensor:
-    """Sum up the light that comes along rays, front to back.
+    """Integrate color along rays, front to back.
 
-    Max, "Optical models for direct volume rendering", TVCG 1995.
+    See Max, "Optical models for direct volume rendering", TVCG 1995.
 
     Args:
-        thickness: [B, R, N] density by length of each piece of a ray, the nearest first.
+        thickness: [B, R, N] density times length of each step of a ray, the nearest first.
         colours: [B, R, N, C].
-        ground: [B, 1, C], behind all.
+        ground: [B, 1, C] color of the background.
 
     Returns:
         [B, R, C].
@@ -269,9 +269,9 @@ def sum_up(thickness: Tensor, colours: Tensor, ground: Tensor) -> Tensor:
 
 
 def _accumulate(thickness: Tensor) -> Tensor:
-    """Sums from the first to each."""
+    """Return cumulative sums along the last axis."""
     if not thickness.is_cuda or not torch.are_deterministic_algorithms_enabled():
         return thickness.cumsum(-1)
-    # `cumsum` of floats has no deterministic kernel on CUDA, a product has one.
+    # `cumsum` of floats has no deterministic kernel on CUDA, but a matrix product has one.
     with torch.autocast(thickness.device.type, enabled=False):
         return thickness @ thickness.new_ones(thickness.shape[-1:] * 2).triu()

@@ -1,4 +1,4 @@
-"""`ShardCache`: the local copies of shards, within a number of bytes, shared by all processes of a machine."""
+"""`ShardCache`: local copies of shards, limited in bytes and shared by all processes of a machine."""
 
 import logging
 import math
@@ -27,7 +27,7 @@ from lit_data.wings.remote.transport import Transport
 
 log = logging.getLogger(__name__)
 
-_LOCKS = 64  # files; shards share them by number, as each lock is a file for ever
+_LOCKS = 64  # files; shards share them by number, as each lock is a permanent file
 _TRIES = 5
 _TOUCH_S = 1.0
 _DESCRIPTORS = 4  # of a process for each open shard, which takes up to two of them
@@ -39,21 +39,21 @@ Opened = TypeVar("Opened", bound=HasBytes)
 class ShardCache(Generic[Opened]):
     """Cache of shards: fetches missing ones, removes the least recently used.
 
-    One process fetches a shard while the others that need it wait. A shard that is removed while
-    somebody reads it stays readable to them: its room on the disk is free when they let it go,
-    which each process does with all but what it used last, half of the bound at most.
+    One process fetches a shard while the others that need it wait. A removed shard stays readable
+    to processes that have it open: its space on the disk is freed when they close it. Each process
+    closes all but the most recently used shards, which take up to half of the limit.
 
     Args:
-        folder: Of the copies; it is made.
-        shards: Of the set.
-        transport: Where they come from.
-        max_bytes: Of all copies together.
+        folder: Folder of the copies, created if missing.
+        shards: Shards of the dataset.
+        transport: Transport to fetch them with.
+        max_bytes: Maximum size of all copies together.
         open_file: Opens a local copy.
-        unpack: Decodes a packed shard into a temporary folder: its tar, that folder, the most
-            bytes of pixels; returns the tar of the copy.
+        unpack: Decodes a packed shard into a temporary folder. It is called with its tar, that
+            folder, and the maximum bytes of pixels, and returns the tar of the copy.
 
     Raises:
-        ConfigError: The bound is less than four shards.
+        ConfigError: The limit is less than four shards.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ShardCache(Generic[Opened]):
         self._sizes = np.array([shard.nbytes for shard in shards], np.int64)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         max_open = None if most == resource.RLIM_INFINITY else most // _DESCRIPTORS
-        # One shard at least, also where it takes more than a half.
+        # At least one shard, even if it takes more than a half.
         self._opened: LruCache[int, Opened] = LruCache(
             max(max_bytes // 2, largest), max_items=max_open
         )
@@ -96,20 +96,20 @@ class ShardCache(Generic[Opened]):
 
     @property
     def fits(self) -> bool:
-        """Return True if all shards have room here."""
+        """True if all shards fit here."""
         return int(self._sizes.sum()) + self._spare_bytes <= self.max_bytes
 
     @property
     def window_bytes(self) -> int:
-        """Shards that an order may mix: those in use and those that come next take half of the cache."""
+        """Maximum size of shards that an order may mix: those in use and the next ones take half of the cache."""
         return self.max_bytes // 4
 
     def count_bytes(self, numbers: Ints) -> Ints:
-        """[n] bytes of shards."""
+        """Return the bytes of shards: [n]."""
         return self._sizes[numbers]
 
     def look_ahead(self, numbers: Ints) -> "Prefetch":
-        """Begin to fetch what an epoch needs.
+        """Start fetching the shards that an epoch needs.
 
         Args:
             numbers: [samples] the shard of each sample, in their order.
@@ -120,20 +120,20 @@ class ShardCache(Generic[Opened]):
         return Prefetch(self, shards[order].tolist(), lasts[order].tolist())
 
     def open(self, number: int) -> Opened:
-        """Open a shard, which is fetched if it is not there.
+        """Open a shard, after fetching it if it is not here.
 
         Raises:
-            DataError: It cannot be fetched, or is damaged there.
+            DataError: It cannot be fetched, or is damaged at its address.
         """
         opened = self._opened.get_or_load(number, lambda: self._open_file(number))
-        # Others remove what was used longest ago; to say so once a second is enough. What was just
-        # opened says it already, and may be released by now.
+        # Others remove the least recently used shards; updating the time once a second is enough. A
+        # shard that was just opened has its time already, and may be released by now.
         if time.monotonic() - self._stamped_s.get(number, math.inf) > _TOUCH_S:
             self._stamp_used(number)
         return opened
 
     def fetch(self, number: int) -> Path:
-        """The local copy of a shard, which is made if it is not there."""
+        """Return the local copy of a shard, fetching it if it does not exist."""
         path, shard = self._path(number), self.shards[number]
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ class ShardCache(Generic[Opened]):
         return path
 
     def release(self, number: int) -> None:
-        """Say that a shard is not needed any more before others are."""
+        """Mark a shard as not needed any more before others are."""
         self._stamp(number, 0.0)
 
     def _open_file(self, number: int) -> Opened:
@@ -179,17 +179,17 @@ class ShardCache(Generic[Opened]):
         log.debug("fetched %s", shard.name)
 
     def _taking_turns(self, number: int) -> AbstractContextManager[None]:
-        """Let so many packed shards come at a time as the bound allows, which each take more room then."""
+        """Limit how many packed shards are fetched at a time, because each then takes more space."""
         if self.shards[number].packed is None:
             return nullcontext()
         turns = max(1, (self.max_bytes - 2 * self._largest) // (4 * self._largest))
         return hold_lock(self.folder / f"turn-{number % min(turns, _LOCKS):02}.lock")
 
     def _get(self, name: str, path: Path, sha256: str, nbytes: int) -> None:
-        """Copy a file of the set and compare its sum.
+        """Copy a file of the dataset and compare its checksum.
 
         Raises:
-            DataError: It cannot be fetched, or is damaged there.
+            DataError: It cannot be fetched, or is damaged at its address.
         """
         for is_last in (False, True):
             self.transport.get(name, path, nbytes)
@@ -201,10 +201,10 @@ class ShardCache(Generic[Opened]):
                 )
 
     def _decode(self, shard: Shard, packed: Packed, part: Path) -> None:
-        """Fetch the files of a shard and decode them, to the bytes that were decoded on writing.
+        """Fetch the files of a shard and decode them, to the same bytes as when the shard was written.
 
         Raises:
-            DataError: They cannot be fetched, or are other pixels on this machine.
+            DataError: The files cannot be fetched, or decode to other pixels on this machine.
         """
         assert self._unpack is not None, "sets of packed shards are opened with a decoder"
         work = self.folder / "decoding"
@@ -223,9 +223,9 @@ class ShardCache(Generic[Opened]):
             decoded.replace(part)
 
     def _make_room(self, nbytes: int) -> None:
-        """Remove copies until so many bytes fit within the bound, or there are no more."""
+        """Remove copies until `nbytes` fit within the limit, or there are no more."""
         sweep(self.folder)
-        # First: one that is renamed meanwhile may count twice, but is not overlooked.
+        # First: a shard that is renamed meanwhile may count twice, but is not missed.
         coming = self._count_coming()
         copies: list[tuple[int, int, Path]] = []
         for path in self.folder.glob(f"*{TAR_SUFFIX}"):
@@ -233,17 +233,17 @@ class ShardCache(Generic[Opened]):
                 status = path.stat()
                 copies.append((status.st_mtime_ns, status.st_size, path))
         used_bytes = sum(size_bytes for _, size_bytes, _ in copies) + coming
-        for _, size_bytes, path in sorted(copies):  # what was used longest ago goes first
+        for _, size_bytes, path in sorted(copies):  # the least recently used first
             if used_bytes + nbytes <= self.max_bytes:
                 return
             path.unlink(missing_ok=True)
             used_bytes -= size_bytes
 
     def _count_coming(self) -> int:
-        """Bytes of the shards that are being fetched."""
+        """Return the bytes of the shards that are being fetched."""
         coming_bytes = 0
         for folder in self.folder.glob(".build-*"):
-            with suppress(FileNotFoundError):  # it has just come
+            with suppress(FileNotFoundError):  # it has just arrived
                 for path in folder.iterdir():
                     coming_bytes += int(path.name.partition(".")[0])  # its name is its size
         return coming_bytes
@@ -261,20 +261,20 @@ class ShardCache(Generic[Opened]):
 
 
 def _count_room(shard: Shard) -> int:
-    """Return the bytes that a shard takes while it comes: packed, its files and pixels lie there twice."""
+    """Return the bytes that a shard takes while it is fetched; a packed one has its files and pixels twice."""
     if shard.packed is None:
         return shard.nbytes
     return 2 * (shard.nbytes + shard.packed.nbytes)
 
 
 class ShardedBank(Bank, Generic[Opened]):
-    """Items out of shards, each of which comes when it is needed.
+    """Items from shards, each of which is fetched on demand.
 
-    Shards are whole files that are compared with their sums when they come, so `check_size` has
+    Shards are complete files whose checksums are compared when they arrive, so `check_size` has
     nothing to do.
 
     Attributes:
-        cache: Of the shards.
+        cache: Cache of the shards.
         shard_of: [n] shard of each item.
     """
 
@@ -306,21 +306,20 @@ class ShardedBank(Bank, Generic[Opened]):
 
     @override
     def stamp(self, index: int) -> list[int]:
-        """Return a whole number that changes with the shard of an item."""
+        """Return an integer that changes with the shard of an item."""
         return self.cache.shards[self.shard_of.item(index)].stamp
 
 
 class Prefetch:
-    """Prefetching of shards in the order of an epoch, some ahead of the samples handed out.
+    """Prefetching of shards in the order of an epoch, ahead of the samples in use.
 
     Args:
-        cache: Of the shards.
+        cache: Cache of the shards.
         numbers: Shards, in the order of their first use.
-        lasts: For each the last sample that needs it.
+        lasts: For each shard, the last sample that needs it.
 
     Attributes:
-        max_bytes: Of shards that are fetched and will still be needed; half of what the cache
-            holds.
+        max_bytes: Maximum size of shards that are fetched and still needed; half of the cache.
     """
 
     def __init__(
@@ -340,7 +339,7 @@ class Prefetch:
             threading.Thread(target=self._work, name="lit_data shards", daemon=True).start()
 
     def advance(self, samples: int) -> None:
-        """Say how many samples have been read."""
+        """Report how many samples have been read."""
         with self._changed:
             done = [number for number, last in self._live.items() if last < samples]
             for number in done:
@@ -352,7 +351,7 @@ class Prefetch:
             self._cache.release(number)
 
     def close(self) -> None:
-        """Begin no more; what is under way ends by itself."""
+        """Start no more fetches; those in progress end by themselves."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -362,7 +361,7 @@ class Prefetch:
             try:
                 self._cache.fetch(number)
             except (DataError, StoreError, OSError) as error:
-                log.info("%s", error)  # whoever needs it tries again, and says so
+                log.info("%s", error)  # the reader that needs it tries again, and reports it
             with self._changed:
                 self._has_begun = True
                 self._changed.notify_all()
@@ -384,5 +383,5 @@ class Prefetch:
         nbytes = self._cache.shards[self._numbers[self._next]].nbytes
         if not self._live:
             return True
-        # The first one has the line alone.
+        # The first shard has the whole bandwidth.
         return self._has_begun and self._live_bytes + nbytes <= self.max_bytes

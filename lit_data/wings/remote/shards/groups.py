@@ -1,10 +1,10 @@
-"""Groups of images: the unit of work of writing a dataset in shards, and a note at its address about each.
+"""Groups of images, the unit of work of writing a dataset in shards, with a note at the address for each.
 
-A group is some images one after another, whose shards are cut without looking at other images. So
-processes that know nothing of each other write different groups, and all of them the shards that
-one process alone would write. Beside the shards lie::
+A group is some consecutive images, whose shards are cut without looking at other images. So
+independent processes can write different groups, and together they write the shards that a single
+process would write. Beside the shards are::
 
-    notes/KEY.tar            what the index says of a group whose shards are all there
+    notes/KEY.tar            index entries of a group whose shards all exist
 
 KEY is a function of the sources of the group and of all options, so a note is never out of date.
 """
@@ -33,15 +33,15 @@ from lit_data.wings.remote.shards.index import SUM, Packed, Shard, are_pairs
 _KIND = "note"
 _VERSION = 2
 _GROUP_SHARDS = 8  # of a group, about: its last one is not full
-_MOST_FILE_BYTES = 2**30  # of the files of a group, which lie here while it is written
+_MOST_FILE_BYTES = 2**30  # of the files of a group, which are here while it is written
 
 
 class Reference(NamedTuple):
-    """First good image of a dataset, which all others have to be like.
+    """First good image of a dataset, which all others must match.
 
     Attributes:
-        source: Its files.
-        row: [4] channels, height, width and number of the dtype, as of `scan_headers`.
+        source: Files of the image.
+        row: [4] channels, height, width and number of the dtype, as in `scan_headers`.
     """
 
     source: ImageSource
@@ -49,7 +49,7 @@ class Reference(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """Channels of all images."""
+        """Number of channels of all images."""
         return self.row.item(0)
 
     @property
@@ -76,10 +76,10 @@ class Group(NamedTuple):
 
 
 def count_group_images(rows: Ints, shard_bytes: int) -> int:
-    """Return the number of images of a group: a power of two, so that few changes change it.
+    """Return the number of images of a group, a power of two so that it rarely changes.
 
     Args:
-        rows: [n, 4] headers of some good images, as of `scan_headers`.
+        rows: [n, 4] headers of some good images, as in `scan_headers`.
         shard_bytes: Decoded bytes of a shard.
     """
     channels, heights_px, widths_px, dtypes = rows.T
@@ -93,13 +93,13 @@ def cut_groups(file_bytes: Ints, group_images: int) -> list[range]:
 
     Args:
         file_bytes: [n] bytes of the files of each image.
-        group_images: Most images of a group.
+        group_images: Maximum number of images of a group.
     """
     groups: list[range] = []
     for begin in range(0, len(file_bytes), group_images):
         sizes = np.maximum(file_bytes[begin : begin + group_images], 0)  # -1: not there
         before = np.cumsum(sizes) - sizes
-        # Large files part a group: what a change of one moves stays within these images.
+        # Large files split a group: a change of one affects only these images.
         edges = begin + np.flatnonzero(np.diff(before // _MOST_FILE_BYTES, prepend=-1))
         ends = [*edges[1:].tolist(), begin + len(sizes)]
         groups += map(range, edges.tolist(), ends)
@@ -110,13 +110,13 @@ def cut_shards(survey: Survey, shard_bytes: int) -> Iterator[Ints]:
     """Yield the numbers of the images of each shard, in order."""
     sizes = survey.heights_px * survey.widths_px * survey.channels * np.dtype(survey.dtype).itemsize
     before = np.cumsum(sizes) - sizes
-    # A shard begins with each image that starts behind another multiple of its size.
+    # A shard begins with each image that starts after another multiple of its size.
     edges = np.flatnonzero(np.diff(before // shard_bytes, prepend=-1))
     return iter(np.split(np.arange(len(sizes)), edges[1:]))
 
 
 def take_images(survey: Survey, images: Ints) -> Survey:
-    """Return the part of a survey that is about some images."""
+    """Return the part of a survey for some images."""
     return replace(
         survey,
         images=np.arange(len(images)),
@@ -127,20 +127,20 @@ def take_images(survey: Survey, images: Ints) -> Survey:
 
 
 def name_note(recipe: Recipe, *options: object) -> str:
-    """Return the key of a group: SHA-256 over its sources and all that its note depends on."""
+    """Return the key of a group: the SHA-256 of its sources and of everything its note depends on."""
     text = repr((_KIND, _VERSION, recipe.key, *options))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class WrittenShard(NamedTuple):
-    """A shard that is at its place, and what the index says of it.
+    """A published shard, with its index entries.
 
     Attributes:
         shard: The shard.
         sizes_px: [n, 2] height and width of its images.
-        sources: Their files, by paths below the root.
-        summary: What is remembered of the images, [values].
-        skipped: (path, what is wrong) of each image that was left out.
+        sources: Files of the images, by paths relative to the root.
+        summary: [values] summary of the images.
+        skipped: (path, fault) of each skipped image.
     """
 
     shard: Shard
@@ -153,9 +153,9 @@ class WrittenShard(NamedTuple):
     def of(
         cls, shard: Shard, store: DecodedStore, summarise: Callable[[ImageBank], Array] | None
     ) -> Self:
-        """Describe a shard by its store, of which nothing is kept open."""
+        """Describe a shard by its store, without keeping it open."""
         table = store.sources
-        # Copies, as the arrays of a store are views of its map.
+        # Copies, because the arrays of a store are views of its map.
         sources = SourceTable(table.names.copy(), table.files.copy(), table.firsts.copy())
         sizes_px = np.stack((store.heights_px, store.widths_px), axis=1)
         summary = summarise(store) if summarise else np.zeros(0)
@@ -163,18 +163,18 @@ class WrittenShard(NamedTuple):
 
 
 class WrittenGroup(NamedTuple):
-    """A group whose shards are all at their place, as its note has it.
+    """A group whose shards are all published, as in its note.
 
     Attributes:
-        key: Of the group.
-        shards: In order; none where no image is good.
-        counts: Images of each shard.
-        channels: Of all images.
-        dtype: Of all images.
-        skipped: (path, what is wrong) of each image that was left out.
+        key: Key of the group.
+        shards: Shards in order; empty if no image is good.
+        counts: Number of images of each shard.
+        channels: Number of channels of all images.
+        dtype: Dtype of all images.
+        skipped: (path, fault) of each skipped image.
         sizes_px: [n, 2] height and width of the good images.
-        sources: Their files, by paths below the root.
-        summary: What is remembered of them, [values].
+        sources: Files of the images, by paths relative to the root.
+        summary: [values] summary of the images.
     """
 
     key: str
@@ -230,11 +230,11 @@ class WrittenGroup(NamedTuple):
 
     @classmethod
     def unpack(cls, content: bytes, scratch: Path) -> Self:
-        """Read a note, which anybody may have written.
+        """Read a note, which is not trusted.
 
         Raises:
             StoreError: It cannot be read.
-            StoreCorruptError: It is not what was written.
+            StoreCorruptError: It differs from what was written.
         """
         with temp_folder(scratch) as temp:
             tar = temp / f"note{TAR_SUFFIX}"
@@ -261,7 +261,7 @@ class WrittenGroup(NamedTuple):
     def _read(cls, tar: Path) -> Self:
         folder = ArrayFolder(tar, _KIND, _VERSION)
         facts = folder.facts
-        # Copies, as the local file is removed.
+        # Copies, because the local file is removed.
         sizes = np.array(folder.map("sizes", "<i8", check=True))
         files = np.array(folder.map("files", SOURCE_RECORD, check=True))
         names = np.array(folder.map("names", "u1", check=True))
@@ -294,12 +294,12 @@ class WrittenGroup(NamedTuple):
 
 
 def _are_shards(fields: Any) -> bool:  # noqa: ANN401 - of a JSON text
-    """Return True if this lists shards as a note has them."""
+    """Return True if the value lists shards in the form of a note."""
     return isinstance(fields, list) and all(map(_is_shard, fields))
 
 
 def _is_shard(entry: Any) -> bool:  # noqa: ANN401 - of a JSON text
-    """Return True for key, SHA-256 sum and size of a shard, and perhaps sum and size of its file."""
+    """Return True for key, SHA-256 sum and size of a shard, optionally with sum and size of its file."""
     if not isinstance(entry, list) or len(entry) not in (3, 5):
         return False
     sums, sizes = [*entry[:2], *entry[3:4]], [*entry[2:3], *entry[4:]]

@@ -1,18 +1,18 @@
-"""Index of a dataset of shards: which shard has which image, their sizes and checksums.
+"""Index of a dataset of shards: the shard of each image, their sizes and checksums.
 
 It is small, and every process reads it at the start.
 
-Below the address of a set, whose name ends with ``.shards``, lie::
+The address of a dataset, whose name ends with ``.shards``, contains::
 
     set.json                 names the two files below with their SHA-256 sums; written last, so a set is whole or old
     index-SUM.tar            the arrays of this module
-    files-SUM.tar            masks and whatever else the kind of data reads beside its images
+    files-SUM.tar            masks and other files that the kind of data reads beside its images
     shards/KEY-SUM.tar       a store of some images each, as `lit_data.images.store.store.DecodedStore` opens it
     shards/KEY-SUM.packed.tar  or the files of these images, see `lit_data.wings.remote.shards.packed`
-    notes/KEY.tar            for those who write: what is there already, see `lit_data.wings.remote.shards.groups`
+    notes/KEY.tar            for writers: what already exists, see `lit_data.wings.remote.shards.groups`
 
-KEY is what a store is named by everywhere: sources, options of decoding, layout. So a set is built
-on from where it stopped, and after a change of a few images only their shards are written anew.
+KEY is the name of a store everywhere: sources, options of decoding, layout. So writing a dataset
+resumes where it stopped, and after a change of a few images only their shards are written again.
 """
 
 import hashlib
@@ -49,15 +49,15 @@ PLACE = np.dtype(
         ("first_source", "<u8"),
     ]
 )
-"""Where an image is, its size, and its first row among the source files."""
+"""Place of an image, its size, and its first row among the source files."""
 
 
 class Packed(NamedTuple):
     """The file that a shard is decoded from.
 
     Attributes:
-        sha256: Of the file, hexadecimal.
-        nbytes: Of the file.
+        sha256: Hexadecimal checksum of the file.
+        nbytes: Size of the file.
     """
 
     sha256: str
@@ -65,13 +65,13 @@ class Packed(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """A store of some images in one file, and the file of the set that it comes from.
+    """A store of some images in one file, and the file of the dataset that it is made from.
 
     Attributes:
-        key: Of the store.
-        sha256: Of the store, hexadecimal.
-        nbytes: Of the store.
-        packed: The file of the set; None where that is the store itself.
+        key: Key of the store.
+        sha256: Hexadecimal checksum of the store.
+        nbytes: Size of the store.
+        packed: The file of the dataset; None if that is the store itself.
     """
 
     key: str
@@ -81,19 +81,19 @@ class Shard(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Path below the address of the set."""
+        """Path relative to the address of the dataset."""
         if self.packed is None:
             return f"shards/{self.key}-{self.sha256}.tar"
         return f"shards/{self.key}-{self.packed.sha256}{PACKED_SUFFIX}"
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the file of the set."""
+        """Size of the file of the dataset."""
         return self.nbytes if self.packed is None else self.packed.nbytes
 
     @property
     def stamp(self) -> list[int]:
-        """Return a whole number that changes with what is in it."""
+        """List of one integer that changes with the content."""
         return [int(self.sha256[:15], 16)]
 
 
@@ -101,13 +101,14 @@ class ShardIndex(NamedTuple):
     """Index of images, see the module.
 
     Attributes:
-        path: Of the local copy.
+        path: Path of the local copy.
         key: SHA-256 of all shards.
         facts: `dtype`, `channels`, `decoder`, `skipped`.
         places: [n] records of `PLACE`.
-        shards: In order.
-        sources: Source files, by their paths below the root that the set was made from.
-        similar: [n] number of the group of images that show the same, where that was looked for.
+        shards: Shards in order.
+        sources: Source files, by their paths relative to the root that the dataset was made from.
+        similar: [n] number of the group of near-duplicates of each image; None if none were
+            searched.
     """
 
     path: Path
@@ -124,7 +125,7 @@ class ShardIndex(NamedTuple):
 
         Raises:
             StoreError: It cannot be read.
-            StoreCorruptError: It is not what was written.
+            StoreCorruptError: It differs from what was written.
         """
         folder = ArrayFolder(path, _KIND, _VERSION)
         facts = folder.facts
@@ -136,7 +137,7 @@ class ShardIndex(NamedTuple):
         if any(array.ndim != 1 or not len(array) for array in (places, files, names)):
             raise corrupt(path / META_NAME, "no index of shards")
         firsts, ends = places["first_source"].astype(np.int64), files["name_end"]
-        # Whatever is read by these numbers later must lie in the arrays: the index is not trusted.
+        # The index is not trusted, so all numbers must be valid places in the arrays.
         checks = [
             facts.get("dtype") in list(DTYPES) and type(facts.get("channels")) is int,
             isinstance(facts.get("decoder"), str) and are_pairs(facts.get("skipped")),
@@ -164,7 +165,7 @@ class ShardIndex(NamedTuple):
 
 
 def are_pairs(skipped: object) -> bool:
-    """Return True if this lists pairs of a path and its fault."""
+    """Return True if the value lists pairs of a path and its fault."""
     if not isinstance(skipped, list):
         return False
     for pair in skipped:
@@ -174,7 +175,7 @@ def are_pairs(skipped: object) -> bool:
 
 
 def all_text(values: object) -> bool:
-    """Return True for a list of text."""
+    """Return True for a list of texts."""
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
@@ -195,11 +196,11 @@ def read_shards(folder: ArrayFolder) -> tuple[Shard, ...]:
     """Return the shards of an index.
 
     Raises:
-        StoreCorruptError: It holds more or fewer sums than shards.
+        StoreCorruptError: The numbers of checksums and shards differ.
     """
     sums, sizes = folder.map("sums", "u1", check=True), folder.map("sizes", "<u8", check=True)
     is_flat = sums.ndim == sizes.ndim == 1 and len(sums) == 2 * _SUM_BYTES * len(sizes)
-    # Sizes are summed up as int64.
+    # Sizes are summed as int64.
     if not is_flat or not 0 < sizes.max() < 2**62:
         raise corrupt(folder.path / META_NAME, f"{len(sums)} bytes of sums of {len(sizes)} shards")
     shards = []
@@ -225,10 +226,10 @@ def _add_packed(shard: Shard, packed: Packed) -> Shard:
 
 
 def locate_below(root: Path, name: str) -> str:
-    """Return the local path of a file that an index names.
+    """Return the local path of a file in an index.
 
     Raises:
-        StoreCorruptError: It would lie elsewhere.
+        StoreCorruptError: The path would be outside the root.
     """
     # The index comes from a server.
     if fault := find_fault(name):

@@ -1,6 +1,6 @@
-"""Packed shards: the files of some images as they are, decoded into the cache of a machine when it needs them.
+"""Packed shards: original files of images, decoded into the cache of a machine on demand.
 
-The store that a packed shard is decoded to is, to the byte, the one that was decoded on writing: the
+A packed shard is decoded to exactly the store, byte for byte, that was decoded on writing: the
 index has the SHA-256 sums of both.
 """
 
@@ -34,11 +34,11 @@ def pack(
     """Write the files of images into the arrays of an empty folder.
 
     Args:
-        folder: For the arrays.
+        folder: Folder for the arrays.
         sources: The images.
-        recipe: That their store was made by.
-        survey: Their sizes.
-        store: What they were decoded to.
+        recipe: Recipe of their store.
+        survey: Sizes of the images.
+        store: Store that they were decoded to.
 
     Raises:
         DataError: A file is not the one that was decoded.
@@ -51,7 +51,7 @@ def pack(
     with writer.stream("bytes", np.dtype(np.uint8)) as stream:
         for row, path in enumerate(paths):
             content = np.fromfile(path, np.uint8)
-            crc = crc_of.get(table.name(row))  # none of a bad one
+            crc = crc_of.get(table.name(row))  # None for a bad one
             if len(content) != table.files["size_bytes"][row] or crc not in (
                 None,
                 zlib.crc32(content.data),
@@ -77,15 +77,15 @@ def unpack(tar: Path, temp: Path, most_bytes: int, *, decoder: Decoder) -> Path:
 
     Args:
         tar: The shard.
-        temp: A folder for files on the way.
-        most_bytes: That the pixels may have, bad images included.
+        temp: A folder for temporary files.
+        most_bytes: Maximum bytes of pixels, including bad images.
         decoder: Decodes one image.
 
     Returns:
         A tar of the store, in `temp`.
 
     Raises:
-        StoreError: It cannot be read, or is no packed shard.
+        StoreError: It cannot be read, or is not a packed shard.
         DataError: Images are bad.
     """
     packed = _Packed.open(tar)
@@ -113,7 +113,7 @@ def unpack(tar: Path, temp: Path, most_bytes: int, *, decoder: Decoder) -> Path:
 
 
 class _Packed(NamedTuple):
-    """Content of a packed shard, which anybody may have written."""
+    """Content of a packed shard, which is not trusted."""
 
     content: Array
     table: SourceTable
@@ -158,7 +158,7 @@ class _Packed(NamedTuple):
 
 
 def _is_table(files: Array, names: Array, firsts: Array) -> bool:
-    """Return True if arrays are those of a table of sources, with a size for each file."""
+    """Return True if the arrays are a table of sources, with a size for each file."""
     if not len(firsts) or not len(files):
         return False
     ends = files["name_end"]
@@ -173,7 +173,7 @@ def _is_table(files: Array, names: Array, firsts: Array) -> bool:
 
 
 def _write_files(packed: _Packed, root: Path, tar: Path) -> None:
-    """Write the files of a shard below a folder, none of them elsewhere."""
+    """Write the files of a shard into a folder, none of them outside."""
     begin = 0
     for row, size in enumerate(packed.table.files["size_bytes"].tolist()):
         path = Path(locate_below(root, packed.table.name(row)))

@@ -1,4 +1,4 @@
-"""Writing a set of shards: images are decoded, packed and sent shard by shard, and what is there already stays."""
+"""Writing of datasets in shards: images are decoded, packed and sent shard by shard; existing shards are kept."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -48,16 +48,16 @@ from lit_inspect.counts import counted_of
 if TYPE_CHECKING:
     from lit_data.datamodules.source import Source
 
-FIRST_IMAGES = 15  # whose headers say how many images a group has
+FIRST_IMAGES = 15  # whose headers determine how many images a group has
 
 
 def write_shards(source: "Source", address: str, options: ShardOptions) -> dict[str, int]:
-    """Write the set of a source in shards, or what is not there yet of it.
+    """Write the dataset of a source in shards, except those that already exist.
 
     Args:
-        source: Whose set it is.
+        source: Source of the dataset.
         address: A folder or an address.
-        options: How, and which part of it.
+        options: Options of the shards, and the part to write.
 
     Returns:
         Numbers for a report.
@@ -66,7 +66,7 @@ def write_shards(source: "Source", address: str, options: ShardOptions) -> dict[
         DataError: Files are bad, the address cannot be written, or shards of other parts are
             missing.
     """
-    # Temporary files of several sets must not meet.
+    # Temporary files of different datasets must be separate.
     scratch = source.cache_folder / "shards" / f"written-{short_digest(address)}"
     writer = SetWriter(open_transport(address, source.remote), scratch, options.encoding)
     with _outlining(source, scratch) as outline:
@@ -78,7 +78,7 @@ def write_shards(source: "Source", address: str, options: ShardOptions) -> dict[
 
 
 def _outlining(source: "Source", scratch: Path) -> AbstractContextManager[Outline | None]:
-    """Outline a root on a server; None for others, and where a mirror is needed to list it."""
+    """Outline a root on a server; None for others, or if a mirror is needed to list it."""
     root = source.root or ""
     is_listed = source.late_suffixes and is_remote(root) and source.remote.offline != "always"
     if not is_listed:
@@ -93,18 +93,18 @@ def _outlining(source: "Source", scratch: Path) -> AbstractContextManager[Outlin
 
 
 def _hold_local(paths: Iterable[str]) -> AbstractContextManager[None]:
-    """Leave files alone that are all on this machine."""
+    """Do nothing for files that are all on this machine."""
     return nullcontext()
 
 
 @dataclass(frozen=True)
 class WrittenSet:
-    """A set of shards that is being written.
+    """A dataset of shards that is being written.
 
     Args:
-        writer: Brings it to its place.
-        options: How, and which part of it.
-        holding: Has files here while a block runs, if they lie elsewhere.
+        writer: Sends files to the address.
+        options: Options of the shards, and the part to write.
+        holding: Has remote files here while a block runs.
     """
 
     writer: SetWriter
@@ -113,24 +113,24 @@ class WrittenSet:
 
     @property
     def scratch(self) -> Path:
-        """Local folder for what is under way."""
+        """Local folder for temporary files."""
         return self.writer.scratch
 
     def write_images(self, images: PublishedImages) -> dict[str, int]:
-        """Write the shards that are not there, then the index, and then what makes it the set.
+        """Write missing shards, then the index, and then the pointer that makes them a dataset.
 
         Raises:
-            DataError: Images are bad; or the address cannot be written; or parts are missing there.
+            DataError: Images are bad, the address cannot be written, or parts are missing there.
         """
         return _ImagePublisher(self, images).write()
 
 
 class _ImagePublisher:
-    """Writes a set of images.
+    """Writes a dataset of images.
 
     Args:
-        shards: Where to, and which of them.
-        images: The images, and how they lie in a shard.
+        shards: The dataset to write, and the part of it.
+        images: The images, and their layout in a shard.
     """
 
     def __init__(self, shards: WrittenSet, images: PublishedImages) -> None:
@@ -140,7 +140,7 @@ class _ImagePublisher:
         self.holding = shards.holding
 
     def write(self) -> dict[str, int]:
-        """Write them; see `WrittenSet.write_images`."""
+        """Write the images; see `WrittenSet.write_images`."""
         sources = self.images.sources
         part = self.options.part
         files = {} if part is not None else self.images.list_beside()
@@ -167,7 +167,7 @@ class _ImagePublisher:
             return counts | self.writer.finish(index.shards, index.write, files)
 
     def _read_first(self, sources: Sequence[ImageSource]) -> tuple[Reference, int]:
-        """Return the first good image, and how many images a group has.
+        """Return the first good image, and the number of images of a group.
 
         Raises:
             DataError: No image is good.
@@ -188,7 +188,7 @@ class _ImagePublisher:
     def _cut_groups(self, sources: Sequence[ImageSource], group_images: int) -> list[Group]:
         options = self.options
         table = list_below(sources, self.images.names)
-        # Of each image, whose files follow one another.
+        # Of each image, whose files are consecutive.
         file_bytes = np.add.reduceat(table.files["size_bytes"], table.firsts)
         groups = []
         for images in cut_groups(file_bytes, group_images):
@@ -200,10 +200,10 @@ class _ImagePublisher:
         return groups
 
     def _read_notes(self, groups: Sequence[Group]) -> list[WrittenGroup]:
-        """Return what is noted of all groups.
+        """Return the notes of all groups.
 
         Raises:
-            DataError: Groups are not written yet.
+            DataError: Groups have not been written yet.
         """
         read = ordered_map(self._find_note, groups, READERS)
         notes = list(track(read, "reading notes", len(groups)))
@@ -220,7 +220,7 @@ class _ImagePublisher:
         return [note for note in notes if note is not None]
 
     def _find_note(self, group: Group) -> WrittenGroup | None:
-        """Return the note of a group; None where it, or a shard of it, is not there."""
+        """Return the note of a group; None if it, or a shard of it, does not exist."""
         read = partial(WrittenGroup.unpack, scratch=self.writer.scratch)
         note = self.writer.find_note(f"{group.key}.tar", read)
         if note is None or note.key != group.key or not all(map(self.writer.has, note.shards)):
@@ -228,10 +228,10 @@ class _ImagePublisher:
         return note
 
     def _write_groups(self, groups: Sequence[Group], reference: Reference) -> list[WrittenGroup]:
-        """Write the groups that are not there, each in a thread.
+        """Write the groups that do not exist, each in a thread.
 
         Raises:
-            DataError: Images are bad, and are not to be skipped: all of them are listed.
+            DataError: Images are bad, and are not to be skipped; all of them are listed.
         """
         image_count = sum(len(group.sources) for group in groups)
         threads = count_threads(self.options.shard_bytes)
@@ -259,10 +259,10 @@ class _ImagePublisher:
     def _write_group(
         self, group: Group, reference: Reference
     ) -> WrittenGroup | Sequence[tuple[str, str]]:
-        """Write a group and its note; return (path, what is wrong) of bad images instead.
+        """Write a group and its note; return (path, fault) of bad images instead.
 
         Raises:
-            DataError: The images are unlike others of the dataset.
+            DataError: The images do not match others of the dataset.
         """
         note = self._find_note(group)
         if note is not None:
@@ -307,7 +307,7 @@ class _ImagePublisher:
     def _write_shard(
         self, sources: Sequence[ImageSource], survey: Survey
     ) -> WrittenShard | DataError:
-        """Bring a shard to its place; return an error where its images are bad."""
+        """Publish a shard; return an error if its images are bad."""
         images = self.images
         recipe = self._make_recipe(list_below(sources, images.names))
 
@@ -350,7 +350,7 @@ class _ImagePublisher:
         counts = [count for group in written for count in group.counts]
         places = np.zeros(sum(counts), PLACE)
         places["shard"] = np.repeat(np.arange(len(counts)), counts)
-        # Images of a shard lie in their order.
+        # Images of a shard are in their order.
         places["row"] = np.concatenate([np.arange(count) for count in counts])
         sizes_px = np.concatenate([group.sizes_px for group in written])
         places["height_px"], places["width_px"] = sizes_px.T

@@ -1,4 +1,4 @@
-"""A dataset of shards on this machine: its index and files, and images that come when needed."""
+"""A dataset of shards on this machine: its index and files, and images fetched on demand."""
 
 import json
 import logging
@@ -43,15 +43,17 @@ _INDEX_BYTES = 2**30
 
 
 class ShardedStore(ShardedBank[DecodedStore], StoredImages):
-    """Images by number out of shards, each of which comes when it is needed.
+    """Numbered images from shards, each of which is fetched on demand.
 
     Args:
         index: Local copy of the index.
-        root: Local folder that names of images lie in; the images themselves are not there.
-        cache: Of the shards.
+        root: Local folder that names of images are relative to; the images themselves are not
+            there.
+        cache: Cache of the shards.
 
     Attributes:
-        similar: [n] number of the group of images that show the same; none where nobody looked.
+        similar: [n] number of the group of near-duplicates of each image; None if none were
+            searched.
     """
 
     def __init__(self, index: Path, root: Path, cache: ShardCache[DecodedStore]) -> None:
@@ -84,7 +86,7 @@ class ShardedStore(ShardedBank[DecodedStore], StoredImages):
         return store[row]
 
     def name(self, index: int) -> str:
-        """Return the first source path of one image, below the local folder."""
+        """Return the first source path of one image, in the local folder."""
         first_row = self._sources.rows(range(len(self))[index]).start
         return locate_below(self._root, self._sources.name(first_row))
 
@@ -96,7 +98,7 @@ class ShardedStore(ShardedBank[DecodedStore], StoredImages):
     @override
     def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
         shards = self.shard_of[images]
-        # Each shard is opened once, however its images are mixed.
+        # Each shard is opened once, in any mix of its images.
         for shard in np.unique(shards).tolist():
             of_shard = np.flatnonzero(shards == shard)
             store = self._check(self.cache.open(shard), images[of_shard])
@@ -122,7 +124,7 @@ class ShardedStore(ShardedBank[DecodedStore], StoredImages):
         return self._check(store, np.array([number])), self._row_of.item(number)
 
     def _check(self, store: DecodedStore, images: Ints) -> DecodedStore:
-        """Return a shard that holds the images that the index names.
+        """Return a shard after checking that it has the images of the index.
 
         Raises:
             StoreCorruptError: It does not.
@@ -141,29 +143,29 @@ class ShardedStore(ShardedBank[DecodedStore], StoredImages):
 
 
 class ShardedRoot:
-    """The local side of a set of shards.
+    """The local side of a dataset of shards.
 
     Args:
         root: An address or a folder whose name ends with ``.shards``.
-        shelf: Where local copies of all sets lie.
-        options: How a server is read.
-        max_bytes: Of the copies of shards.
+        shelf: Folder of the local copies of all datasets.
+        options: Options for reading from a server.
+        max_bytes: Maximum size of the copies of shards.
     """
 
     def __init__(self, root: str, shelf: Path, options: RemoteOptions, max_bytes: int) -> None:
         self.transport: Transport = open_transport(root, options)
         self._options = options
         self._max_bytes = max_bytes
-        # Two servers may have sets of one address.
+        # Two servers may have datasets with the same address.
         identity = f"{root} {options.endpoint_url or ''}"
         name = re.sub(r"[^A-Za-z0-9._-]", "_", root.rstrip("/").rpartition("/")[2])[:64]
         self._shelf = shelf / f"{name}-{short_digest(identity)}"
 
     def refresh(self) -> None:
-        """Ask for a newer version of the set, and bring its index and files here.
+        """Ask for a newer version of the dataset, and fetch its index and files.
 
         Raises:
-            DataError: The set cannot be reached, or is not there.
+            DataError: The dataset cannot be reached, or does not exist.
             StoreCorruptError: It is damaged.
         """
         self._shelf.mkdir(parents=True, exist_ok=True)
@@ -180,18 +182,18 @@ class ShardedRoot:
             pointer = _read_pointer(content, str(self.transport))
             for part, sha256 in pointer.items():
                 self._bring(part, sha256)
-            # Last, so that the files that it names are here.
+            # Last, so that the files that it names are already here.
             with replacing(self._shelf / POINTER) as file:
                 file.write(content)
 
     @property
     def folder(self) -> Path:
-        """The files beside the images, at their places below the root that the set was made from."""
+        """Files beside the images, with paths as in the root that the dataset was made from."""
         return self._shelf / f"files-{self._pointer['files']}"
 
     @property
     def index_path(self) -> Path:
-        """The local copy of the index."""
+        """Path of the local copy of the index."""
         return self._shelf / f"index-{self._pointer['index']}.tar"
 
     def cache_shards(
@@ -200,20 +202,20 @@ class ShardedRoot:
         open_file: Callable[[Path], Opened],
         unpack: Callable[[Path, Path, int], Path] | None = None,
     ) -> ShardCache[Opened]:
-        """The local copies of shards, which come when they are needed; for args see `ShardCache`."""
+        """Return the cache of local copies of shards, which are fetched on demand; see `ShardCache` for arguments."""
         folder = self._shelf / "shards"
         return ShardCache(folder, shards, self.transport, self._max_bytes, open_file, unpack)
 
     def check_options(self, made: str, asked: str, what: str) -> None:
-        """Compare how a set was made with what is asked for.
+        """Compare the options of a dataset with the requested ones.
 
         Args:
-            made: Fingerprint of the options.
-            asked: That of those that are asked for.
-            what: What was done with what, in words.
+            made: Fingerprint of the options of the dataset.
+            asked: Fingerprint of the requested options.
+            what: Subject and verb of the message, such as ``images were decoded``.
 
         Raises:
-            ConfigError: They differ.
+            ConfigError: The options differ.
         """
         if changes := describe_options(made, asked):
             raise ConfigError(
@@ -223,7 +225,7 @@ class ShardedRoot:
 
     @property
     def _pointer(self) -> Mapping[str, str]:
-        # Read each time: a refresh, also by another process, may bring a newer set.
+        # Read each time: a refresh, even by another process, may fetch a newer set.
         path = self._shelf / POINTER
         if not path.exists():
             self.refresh()
@@ -236,7 +238,7 @@ class ShardedRoot:
         return sys.maxsize - 1 if most_bytes is None else most_bytes
 
     def _bring(self, part: str, sha256: str) -> None:
-        """Fetch the index, or the files, if that version is not here."""
+        """Fetch the index or the files, if that version is not here."""
         name = f"{part}-{sha256}.tar"
         target = self._shelf / (name.removesuffix(".tar") if part == "files" else name)
         if target.exists():
@@ -256,7 +258,7 @@ class ShardedRoot:
 
 
 class ShardedImages(ShardedRoot):
-    """A set of images."""
+    """A sharded dataset of images."""
 
     @cached_property
     def index(self) -> ShardIndex:
@@ -264,7 +266,7 @@ class ShardedImages(ShardedRoot):
         return ShardIndex.open(self.index_path)
 
     def list_images(self) -> list[ImageSource]:
-        """The files that each image was made from; they are not here."""
+        """Return the files that each image was made from; they are not local."""
         table, folder = self.index.sources, self.folder
         sources = []
         for number in range(len(self.index.places)):
@@ -273,13 +275,13 @@ class ShardedImages(ShardedRoot):
         return sources
 
     def open_images(self, decoder: Decoder) -> ShardedStore:
-        """The images.
+        """Return the images.
 
         Args:
-            decoder: The decoder that is asked for, which decodes packed shards.
+            decoder: The requested decoder, which also decodes packed shards.
 
         Raises:
-            ConfigError: They were decoded otherwise.
+            ConfigError: The images were decoded with other options.
         """
         fingerprint = self.index.facts["decoder"]
         self.check_options(fingerprint, decoder.fingerprint, "images were decoded")
@@ -292,7 +294,7 @@ class ShardedImages(ShardedRoot):
 
 
 def _read_pointer(content: bytes, what: str) -> Mapping[str, str]:
-    """SHA-256 sums of the index and of the files."""
+    """Return the SHA-256 sums of the index and of the files."""
     try:
         pointer: dict[str, Any] = json.loads(content)
         is_known = pointer["format"] == FORMAT and all(
@@ -310,7 +312,7 @@ def _read_pointer(content: bytes, what: str) -> Mapping[str, str]:
 
 
 def _unpack(tar: Path, folder: Path, what: str) -> None:
-    """Write the files of a tar into a new folder, none of them elsewhere."""
+    """Write the files of a tar into a new folder, none of them outside."""
     folder.mkdir()
     with tar.open("rb") as file:
         for name, (begin, nbytes) in Tar.open(tar).members.items():
@@ -321,7 +323,7 @@ def _unpack(tar: Path, folder: Path, what: str) -> None:
             try:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(file.read(nbytes))
-            # Of two names that are a file and a folder in one, the second cannot be written.
+            # If one of two names is a file and a folder of the other, the second cannot be written.
             except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
                 raise StoreCorruptError(
                     f"{what}: a file has the name of a folder: {name!a:.80}"

@@ -1,4 +1,4 @@
-"""`SetWriter`: brings shards, notes and what makes them a dataset to an address."""
+"""`SetWriter`: sends shards, notes, and the pointer that makes them a dataset to an address."""
 
 import json
 import logging
@@ -25,15 +25,16 @@ Note = TypeVar("Note")
 
 READERS = 16  # threads that wait for a server
 Holding = Callable[[Iterable[str]], AbstractContextManager[None]]
-"""Has files here while a block runs, if they lie elsewhere."""
+"""Function that has remote files here while a block runs."""
 
 
 class Packing(NamedTuple):
-    """Way of sending the files of a shard in its place.
+    """Way of sending the files of a shard instead of its store.
 
     Attributes:
-        pack: Returns a folder of what is sent, below a temporary folder, for the folder of a store.
-        unpack: Returns the tar of a store, below a temporary folder, for a file that was sent.
+        pack: Makes a folder of the files to send, in a temporary folder, from the folder of a
+            store.
+        unpack: Makes the tar of a store, in a temporary folder, from a file that was sent.
     """
 
     pack: Callable[[Path, Path], Path]
@@ -41,20 +42,20 @@ class Packing(NamedTuple):
 
 
 def _read_encoding(name: str) -> Encoding:
-    """Return the encoding of a shard by its name."""
+    """Return the encoding of a shard from its name."""
     return "source" if name.endswith(PACKED_SUFFIX) else "decoded"
 
 
 class SetWriter:
-    """Brings the files of a set to where it will be.
+    """Sends the files of a dataset to its address.
 
     Args:
-        transport: To that place.
-        scratch: A folder for what is under way; it is made.
-        encoding: Of the shards.
+        transport: Transport to that address.
+        scratch: Folder for temporary files, created if missing.
+        encoding: Encoding of the shards.
 
     Attributes:
-        there: Name of each shard that is there already, by its key.
+        there: Names of existing shards by key.
     """
 
     def __init__(self, transport: Transport, scratch: Path, encoding: Encoding = "decoded") -> None:
@@ -63,7 +64,7 @@ class SetWriter:
         scratch.mkdir(parents=True, exist_ok=True)
         sweep(scratch)
         self._note_sizes = transport.list_sizes("notes")
-        # After the notes, whose shards were there before them.
+        # After the notes, whose shards existed before them.
         self._sizes = transport.list_sizes("shards")
         names = [name for name in self._sizes if _read_encoding(name) == encoding]
         self.there = {name.partition("-")[0]: name for name in names}  # KEY-SUM.tar
@@ -77,20 +78,20 @@ class SetWriter:
         nbytes: int = 0,
         packing: Packing | None = None,
     ) -> Entry | DataError:
-        """Bring a shard to its place if it is not there.
+        """Publish a shard if it does not exist.
 
         Args:
-            key: Of the shard.
-            build: Writes a folder of what is in it below an empty one, and returns it.
-            describe: Reads what the index says of a shard from its local copy.
-            nbytes: That building takes on the disk.
-            packing: Packs the files of the shard, which are sent in its place.
+            key: Key of the shard.
+            build: Writes a folder with its content into an empty one, and returns it.
+            describe: Reads the index entries of a shard from its local copy.
+            nbytes: Disk space that building takes.
+            packing: Packs the files of the shard, which are sent instead of its store.
 
         Returns:
-            What is described; the error of `build` where what the shard holds is bad.
+            The result of `describe`; the error of `build` if the content of the shard is bad.
 
         Raises:
-            DataError: The place does not answer, which is nothing to skip, or holds damaged shards.
+            DataError: The address does not answer, which cannot be skipped, or has damaged shards.
         """
         with temp_folder(self.scratch) as temp, explain_errors(self.scratch, nbytes):
             tar = temp / "shard.tar"
@@ -118,12 +119,12 @@ class SetWriter:
         write_index: Callable[[Path], None],
         files: Mapping[str, Path],
     ) -> dict[str, int]:
-        """Send what makes shards a set.
+        """Send the index and the pointer that make shards a dataset.
 
         Args:
-            shards: All of them, which are there.
+            shards: All shards, which exist.
             write_index: Writes the index into an empty folder.
-            files: What is read beside, by its path below the root.
+            files: Files beside the images, by their paths relative to the root.
 
         Returns:
             Numbers for a report.
@@ -132,18 +133,18 @@ class SetWriter:
             write_index(temp)
             sums = {"index": self._send({path.name: path for path in temp.iterdir()}, "index")}
         sums["files"] = self._send(files, "files")
-        # Last, so that readers find the old set until all of the new one is there.
+        # Last, so that readers find the old dataset until the new one is complete.
         pointer = self.scratch / POINTER
         pointer.write_text(json.dumps({"format": FORMAT, **sums}), encoding="utf-8")
         self.transport.put(pointer, POINTER)
         return self.report(shards)
 
     def report(self, shards: Sequence[Shard], what: str = "") -> dict[str, int]:
-        """Log how many shards are written and how many were there, and return the numbers.
+        """Log how many shards are written and how many existed, and return the numbers.
 
         Args:
-            shards: Of the set, or of a part.
-            what: Which part, for the log.
+            shards: Shards of the dataset, or of a part.
+            what: The part, for the log.
         """
         kept_count = sum(shard.key in self.there for shard in shards)
         nbytes = sum(shard.file_bytes for shard in shards)
@@ -158,18 +159,18 @@ class SetWriter:
         return numbers
 
     def has(self, shard: Shard) -> bool:
-        """Return True if a shard was at its place before this process wrote any."""
+        """Return True if a shard existed before this process wrote any."""
         return self._sizes.get(shard.name.removeprefix("shards/")) == shard.file_bytes
 
     def find_note(self, name: str, read: Callable[[bytes], Note]) -> Note | None:
-        """Read a note; None where it was not there, or is damaged and has to be written anew.
+        """Read a note; None if it does not exist, or is damaged and has to be written again.
 
         Args:
-            name: Of the note.
+            name: Name of the note.
             read: Reads its content.
 
         Raises:
-            DataError: The place does not answer.
+            DataError: The address does not answer.
         """
         if name not in self._note_sizes:
             return None
@@ -180,18 +181,18 @@ class SetWriter:
             return None
 
     def send_note(self, name: str, content: bytes) -> None:
-        """Bring a note to its place, when all shards that it names are at theirs."""
+        """Send a note, after all shards that it lists."""
         with temp_folder(self.scratch) as temp:
             (temp / name).write_bytes(content)
             self.transport.put(temp / name, f"notes/{name}")
 
     def _fetch_shard(self, key: str, temp: Path, packing: Packing | None) -> Shard:
-        """Fetch a shard that is there, as what the index says of it is found in it alone.
+        """Fetch an existing shard, because its index entries are only in the shard itself.
 
         Args:
-            key: Of the shard.
-            temp: Where its store is put, as ``shard.tar``.
-            packing: Unpacks it, where it is packed.
+            key: Key of the shard.
+            temp: Folder for its store, which becomes ``shard.tar``.
+            packing: Unpacks it, if it is packed.
 
         Raises:
             DataError: It is damaged.

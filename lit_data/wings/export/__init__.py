@@ -1,4 +1,4 @@
-"""Trained models as one file that runs without torch, in float32 or int8."""
+"""Export of trained models as one file that runs without torch, in float32 or int8."""
 
 from typing import TYPE_CHECKING
 

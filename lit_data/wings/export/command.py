@@ -1,4 +1,4 @@
-"""``export``: one file of a trained model, for `lit_inspect` or for another runtime."""
+"""``export``: writes a trained model as one file, for `lit_inspect` or for another runtime."""
 
 import logging
 import shutil
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> None:
     """Export a run.
 
     Args:
-        arguments: Those behind ``export``.
+        arguments: Arguments after ``export``.
 
     Raises:
         LitDataError: There is no such run, or its model cannot be exported.
@@ -93,10 +93,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _read_keys(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the values of the keys that are typed.
+    """Return the values of the typed keys.
 
     Raises:
-        ConfigError: A key is none of those that change an export, or a value cannot be read.
+        ConfigError: A key has no effect on an export, or a value cannot be read.
     """
     try:
         typed = OmegaConf.from_dotlist(list(overrides))
@@ -133,10 +133,10 @@ def _read_keys(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 class Encoded(NamedTuple):
-    """Model of a run, encoded.
+    """An encoded model of a run.
 
     Attributes:
-        facts: The net.
+        facts: Facts of the net.
         data: Bytes of its ``.inspect`` file.
     """
 
@@ -148,12 +148,12 @@ def encode_run(run: Path, typed: Mapping[str, Any]) -> Encoded:
     """Return the model of a run, and the bytes of its file.
 
     Args:
-        run: The run folder, whose configuration says which model and data.
-        typed: Options of ``predict`` and of int8, and in the place of those of the run `root`,
-            `max_pixels`, `ckpt` and `cache`.
+        run: The run folder, whose configuration determines the model and the data.
+        typed: Options of ``predict`` and of int8, and `root`, `max_pixels`, `ckpt` and `cache`,
+            which replace those of the run.
 
     Raises:
-        LitDataError: The configuration is refused, or the model cannot be exported.
+        LitDataError: The configuration is invalid, or the model cannot be exported.
     """
     cfg = read_config(run)
     checkpoint = _find(typed["ckpt"], run, Path(typed["cache"] or find_cache()))
@@ -173,20 +173,20 @@ def encode_run(run: Path, typed: Mapping[str, Any]) -> Encoded:
 
 
 def _settle_paths(cfg: DictConfig, typed: Mapping[str, Any], folder: Path) -> None:
-    """Let images be read where the run read them, and decoded where this user does.
+    """Set the paths: read images where the run read them, and decode them into this user's cache.
 
-    A run folder may be anybody's, and does not choose what is written to.
+    A run folder may belong to anybody, so it must not choose where files are written.
 
     Args:
         cfg: The configuration of the run.
         typed: See `encode_run`.
-        folder: Where the run was started, from which its paths are relative.
+        folder: Folder in which the run was started; its paths are relative to it.
     """
     cfg.paths.cache = str(typed["cache"] or find_cache())
     if "cache_dir" in cfg.data:
         cfg.data.cache_dir = cfg.paths.cache
     root = cfg.data.get("root") if typed["root"] is None else typed["root"]
-    # In the folder of the start a path stays as it was typed, because stores go by it.
+    # In the folder of the start, a path stays as typed, because stores depend on it.
     is_elsewhere = folder.resolve() != Path.cwd()
     if root is not None and typed["root"] is None and is_elsewhere and "://" not in str(root):
         root = str(folder / Path(root).expanduser())
@@ -197,7 +197,7 @@ def _settle_paths(cfg: DictConfig, typed: Mapping[str, Any], folder: Path) -> No
 
 
 def _list_trained(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return what a file says of its training: of the images the last name alone."""
+    """Return the facts about its training for a file, with only the last part of the images' path."""
     if record is None:
         return None
     root = record["root"]
@@ -210,10 +210,10 @@ def _find(ckpt: object, run: Path, cache: Path) -> Path:
 
 
 def _write(path: Path, encoded: Encoded, form: str) -> None:
-    """Write a file whose answers the runtime of this machine confirms.
+    """Write a file after the runtime of this machine has confirmed its answers.
 
     Raises:
-        StoreError: It cannot be written, or gives other answers than torch did.
+        StoreError: It cannot be written, or its answers differ from those of torch.
     """
     with explaining(path, _ELSEWHERE):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Files for the runtime `lit_inspect`: a net, how images become its input, and golden answers."""
+"""Files for the runtime `lit_inspect`: a net, the conversion of images to its input, and golden answers."""
 
 import logging
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def encode_file(facts: NetFacts) -> bytes:
     """Return the bytes of an ``.inspect`` file of a net.
 
     Args:
-        facts: The net, on the host and in evaluation mode.
+        facts: Facts of the net, which is on the host and in evaluation mode.
 
     Raises:
         ConfigError: The net cannot be written as ONNX, or the runtime lacks an option.
@@ -48,10 +48,10 @@ def encode_file(facts: NetFacts) -> bytes:
 
 
 def _write_graph(facts: NetFacts) -> tuple[bytes, PredictOptions]:
-    """Return the ONNX graph, and the options with what its axes allow.
+    """Return the ONNX graph, and the options adapted to its free axes.
 
     Raises:
-        ConfigError: See `export_onnx`; or the file takes no single image.
+        ConfigError: See `export_onnx`; or the file does not accept single images.
     """
     options = facts.options
     with scratch_folder() as folder:
@@ -80,7 +80,7 @@ def _read_golden(facts: NetFacts) -> Iterator[Array]:
     pictures = list(read_spread(facts.bank, facts.source, _GOLDEN))
     for number in range(_GOLDEN):
         pixels = pictures[number % len(pictures)]
-        # Of few images other parts are taken.
+        # If there are few images, other parts of them are taken.
         top = max(pixels.shape[1] - _GOLDEN_PX, 0) * number // _GOLDEN
         left = max(pixels.shape[2] - _GOLDEN_PX, 0) * number // _GOLDEN
         part = pixels[:, top : top + _GOLDEN_PX, left : left + _GOLDEN_PX]

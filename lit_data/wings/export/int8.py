@@ -1,4 +1,4 @@
-"""Int8 of exported files: calibrated on training images, and dropped where the score suffers."""
+"""Int8 versions of exported files: calibrated on training images, and discarded if the score drops."""
 
 import logging
 import math
@@ -30,18 +30,18 @@ log = logging.getLogger(__name__)
 _REPEATS = 5
 _MONITOR = "callbacks.checkpoint"
 _UNMONITORED = "val/image_auroc"
-"""Score of models that train in one pass, such as a memory bank, and choose no checkpoint."""
+"""Score of models that train in one pass, such as a memory bank, and have no checkpoint to choose."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Int8Options:
-    """Keys of ``export`` for int8.
+    """Int8 options of ``export``.
 
     Args:
         int8: Compute in int8, if the score allows it.
-        int8_images: Training samples that set the ranges of activations.
-        int8_drop: Largest drop of the score of validation by which checkpoints are chosen; float32
-            stays where it is larger.
+        int8_images: Number of training samples that set the ranges of activations.
+        int8_drop: Largest accepted drop of the validation score by which checkpoints are chosen;
+            the file stays in float32 if the drop is larger.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -59,13 +59,13 @@ class Int8Options:
 
 
 def choose_precision(encoded: bytes, cfg: DictConfig, options: Int8Options) -> bytes:
-    """Return an exported file in int8 where its score stays near that in float32, else as it is.
+    """Return an exported file in int8 if its score stays close to that in float32, otherwise unchanged.
 
     Args:
         encoded: The file.
         cfg: Configuration of the run, whose training samples calibrate, and whose validation
             scores.
-        options: Bounds.
+        options: Limits of the drop and number of images.
 
     Raises:
         ConfigError: The net cannot be quantized, or validation does not log the score.
@@ -107,7 +107,7 @@ def choose_precision(encoded: bytes, cfg: DictConfig, options: Int8Options) -> b
 
 
 def read_training(datamodule: BaseDataModule, graph: Graph, count: int) -> Iterator[Floats]:
-    """Yield batches of training samples, [B, C, h, w], as the graph gets them."""
+    """Yield batches of training samples [B, C, h, w] in the form of the graph's input."""
     missing = count
     with closing(datamodule.make_loader("train")) as loader:
         for batch in loader:
@@ -119,7 +119,7 @@ def read_training(datamodule: BaseDataModule, graph: Graph, count: int) -> Itera
 
 
 def encode_int8(path: Path, batches: list[Floats]) -> bytes:
-    """Return an exported file in int8, with golden answers of its own and without a guarantee.
+    """Return an exported file in int8, with its own golden answers and without a guarantee.
 
     Args:
         path: The file in float32.
@@ -135,7 +135,7 @@ def encode_int8(path: Path, batches: list[Floats]) -> bytes:
     board = read_board(path)
     parts = dict(board.parts)
     parts[NET] = quantise(parts[NET], batches)
-    # The calibration is one of scores in float32.
+    # The calibration is for scores in float32.
     manifest = {**board.manifest, "precision": "int8", "review": None, "guarantee": None}
     with scratch_folder() as folder:
         unanswered = Path(folder, path.name)
@@ -152,10 +152,10 @@ def encode_int8(path: Path, batches: list[Floats]) -> bytes:
 
 
 def score_graph(cfg: DictConfig, datamodule: BaseDataModule, graph: Graph) -> float:
-    """Return the score of validation that checkpoints of the run are chosen by.
+    """Return the validation score by which the checkpoints of the run are chosen.
 
     Raises:
-        ConfigError: It is not logged, or NaN.
+        ConfigError: The score is not logged, or is NaN.
     """
     model = build_model(cfg, trained=Path(cfg.ckpt))
     use_exported(model, graph)
@@ -180,7 +180,7 @@ def score_graph(cfg: DictConfig, datamodule: BaseDataModule, graph: Graph) -> fl
 
 
 def _name_score(cfg: DictConfig) -> str:
-    """Return the score that int8 is judged by."""
+    """Return the name of the score that int8 is judged by."""
     monitor = OmegaConf.select(cfg, f"{_MONITOR}.monitor")
     return _UNMONITORED if monitor is None else str(monitor)
 
@@ -192,4 +192,4 @@ def _time(graph: Graph, batch: Floats) -> float:
         began_s = perf_counter()
         graph.inspector.run(batch)
         times_s.append(perf_counter() - began_s)
-    return median(times_s[1:])  # without the first, which prepares
+    return median(times_s[1:])  # without the first, which initializes

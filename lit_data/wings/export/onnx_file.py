@@ -1,4 +1,4 @@
-"""A net as an ONNX file, which runs without torch, in float32 or in int8."""
+"""Nets as ONNX files, which run without torch, in float32 or in int8."""
 
 import logging
 import warnings
@@ -22,21 +22,21 @@ TOLERANCE = 1e-4
 _NEEDED = ("onnx", "onnxruntime", "onnxscript")
 AXES = ("batch", "channels", "height", "width")
 _LARGEST_BYTES = 2**31 - 2**20
-"""A protobuf message holds 2 GiB."""
+"""Maximum size of weights, because a protobuf message holds 2 GiB."""
 
 _BATCH = 2
-"""Images of the traced batch: an axis of length 1 would be taken for a constant."""
+"""Images of the traced batch; an axis of length 1 would be taken as a constant."""
 
 _IN_INT8 = ("Conv", "Relu", "Clip", "Concat")
-"""Sums of residuals lose too much in 8 bits, and so does all that follows the last convolution."""
+"""Node types in int8; sums of residuals lose too much in 8 bits, and so does everything after the last convolution."""
 
 _FEW_CHANNELS = 4
-"""Convolutions that read so few, such as the first one and blurs, are slower in int8."""
+"""Maximum input channels of convolutions that are slower in int8, such as the first one and blurs."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxFile:
-    """A net that was written as a file.
+    """A net written as a file.
 
     Attributes:
         path: The file; its input is ``images`` [B, C, h, w] float32 in 0..1, its output
@@ -53,14 +53,14 @@ class OnnxFile:
 def export_onnx(net: nn.Module, path: PathText, images: Sequence[Tensor]) -> OnnxFile:
     """Write a net as a file, and compare onnxruntime's values with torch's.
 
-    Batch, height and width of the file are free where the net allows it. It is checked with the
-    given images, and with parts of them of other sizes along the free axes. The file appears when it
-    has passed.
+    Batch, height and width of the file are free if the net allows it. The file is checked with the
+    given images, and with parts of them of other sizes along the free axes. It appears under its
+    name once it has passed.
 
     Args:
         net: From [B, C, h, w] float32 in 0..1 to [B, K, h, w], on the CPU, in evaluation mode.
         path: An ``.onnx`` file, which is replaced if it exists.
-        images: [C, h, w] each, float32 in 0..1; the first one gives the size of axes that are not
+        images: [C, h, w] each, float32 in 0..1; the first one sets the size of axes that are not
             free.
 
     Raises:
@@ -155,7 +155,7 @@ def _check_file(
 def measure_difference(
     net: nn.Module, run: Callable[[Tensor], Floats], batches: Iterable[Tensor]
 ) -> float:
-    """Return the largest difference between a net and a graph of it; infinite for another shape."""
+    """Return the largest difference between a net and a graph of it; infinite if the shapes differ."""
     differences = [0.0]
     for images in batches:
         with torch.inference_mode():
@@ -167,9 +167,9 @@ def measure_difference(
 
 
 def _find_free_sides(net: nn.Module, image: Tensor) -> Iterator[int]:
-    """Yield axes of [B, C, h, w] of which the net takes other lengths.
+    """Yield axes of [B, C, h, w] along which the net takes other lengths.
 
-    The exporter would miss some that it does not take.
+    The exporter would not detect all axes that the net does not support.
     """
     for axis in (2, 3):
         shorter = image[None].narrow(axis, 0, _shorten(image.shape[axis - 1]))
@@ -185,8 +185,8 @@ def _shorten(side_px: int) -> int:
 def list_probes(images: Sequence[Tensor], free_axes: Sequence[str]) -> Iterator[Tensor]:
     """Yield batches for the file: the images, and parts of them in other sizes.
 
-    No random values: noise has steeper edges than any image, and what a net that registers images
-    makes of them depends on how each library rounds.
+    There are no random values: noise has steeper edges than any image, and for a net that registers
+    images, results on noise depend on the rounding of each library.
     """
     height, width = images[0].shape[1:]
     has_free_batch = "batch" in free_axes
@@ -209,17 +209,17 @@ def list_probes(images: Sequence[Tensor], free_axes: Sequence[str]) -> Iterator[
 def quantise(graph: bytes, batches: Sequence[Floats]) -> bytes:
     """Return a graph whose convolutions compute in int8.
 
-    Weights are int8 for each output channel, activations uint8 in the ranges that the batches
-    span (static quantization; B. Jacob et al., "Quantization and training of neural networks for
-    efficient integer-arithmetic-only inference", CVPR 2018). Convolutions of few channels, sums and
-    all that follows the last convolution stay in float32.
+    Weights are int8 for each output channel, and activations are uint8 in the ranges of the batches
+    (static quantization; B. Jacob et al., "Quantization and training of neural networks for
+    efficient integer-arithmetic-only inference", CVPR 2018). Convolutions with few channels, sums,
+    and everything after the last convolution stay in float32.
 
     Args:
         graph: An ONNX file whose input is ``images`` [B, C, h, w] float32.
-        batches: Inputs like those to come.
+        batches: Representative inputs.
 
     Raises:
-        ConfigError: onnxruntime cannot quantize it.
+        ConfigError: onnxruntime cannot quantize the graph.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -228,7 +228,7 @@ def quantise(graph: bytes, batches: Sequence[Floats]) -> bytes:
         source, merged, quantised = (Path(folder, f"{name}.onnx") for name in "abc")
         source.write_bytes(graph)
         try:
-            # Normalisation is merged into convolutions first, and not rounded by itself.
+            # Normalization is merged into convolutions first, and not rounded by itself.
             quant_pre_process(source, merged, skip_symbolic_shape=True)
             quantize_static(
                 merged,
@@ -241,7 +241,7 @@ def quantise(graph: bytes, batches: Sequence[Floats]) -> bytes:
                 activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
             )
-        except Exception as error:  # onnxruntime has errors of its own
+        except Exception as error:  # onnxruntime has its own errors
             raise ConfigError(
                 f"onnxruntime cannot quantize this net ({first_line(error)}): remove int8"
             ) from error
@@ -249,14 +249,14 @@ def quantise(graph: bytes, batches: Sequence[Floats]) -> bytes:
 
 
 def _list_floats(path: Path) -> list[str]:
-    """Return the names of nodes that stay in float32: convolutions of few channels, and what leads into no other."""
+    """Return the names of nodes in float32: convolutions of few channels, and nodes that lead to no others."""
     import onnx
 
     graph = onnx.load(path).graph
     shapes = {weights.name: list(weights.dims) for weights in graph.initializer}
     on_the_way: set[str] = set()
     names = []
-    for node in reversed(graph.node):  # what follows comes first
+    for node in reversed(graph.node):  # later nodes first
         is_wide = node.op_type == "Conv" and _count_channels(node, shapes) > _FEW_CHANNELS
         leads_on = not on_the_way.isdisjoint(node.output)
         if is_wide or leads_on:
@@ -267,14 +267,14 @@ def _list_floats(path: Path) -> list[str]:
 
 
 def _count_channels(node: Any, shapes: Mapping[str, Sequence[int]]) -> int:  # noqa: ANN401 - onnx may be missing
-    """Return how many channels a convolution reads; 0 where its weights are computed."""
+    """Return the number of input channels of a convolution; 0 if its weights are computed."""
     groups = next((option.i for option in node.attribute if option.name == "group"), 1)
     shape = shapes.get(node.input[1], (0, 0))
     return int(groups * shape[1])
 
 
 class _Batches:
-    """Batches as onnxruntime reads them for a calibration.
+    """Batches in the form that onnxruntime reads for a calibration.
 
     Args:
         batches: [B, C, h, w] each.
@@ -284,14 +284,14 @@ class _Batches:
         self._batches: Iterator[Floats] = iter(batches)
 
     def get_next(self) -> dict[str, Any] | None:
-        """Return the next batch by the name of the input; None behind the last one."""
+        """Return the next batch by the name of the input; None after the last one."""
         batch = next(self._batches, None)
         return None if batch is None else {"images": batch}
 
 
 @contextmanager
 def without_noise() -> Iterator[None]:
-    """Hold back warnings, of the log too: of missing CUDA libraries, of deprecations in torch."""
+    """Suppress warnings, also in the log, such as those of missing CUDA libraries and deprecations."""
     before = logging.root.manager.disable
     handlers = list(logging.root.handlers)  # onnxruntime adds one
     logging.disable(max(before, logging.WARNING))

@@ -1,4 +1,4 @@
-"""Plain graphs of an exported net for other runtimes, with all that is needed to read them as metadata."""
+"""Plain graphs of an exported net for other runtimes, with the metadata needed to use them."""
 
 import json
 import re
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lit_inspect.board import Board
 
 READING = "reading.json"
-"""Extra file of a TorchScript archive that holds the metadata."""
+"""Extra file of a TorchScript archive with the metadata."""
 _SECTION = "lit_data"  # of the rt_info of OpenVINO
 _LEFT_OUT = ("format", "golden", "sha256", "trained")
 _OUTPUTS = {
@@ -47,7 +47,7 @@ _OUTPUTS = {
 
 
 def describe_reading(board: "Board") -> dict[str, str]:
-    """Return what somebody needs to know who has the graph alone, as texts by short names."""
+    """Return the facts needed to use the graph alone, as texts by short names."""
     manifest = board.manifest
     settings = {name: value for name, value in manifest.items() if name not in _LEFT_OUT}
     reading = {
@@ -107,7 +107,7 @@ def check_form(form: str, *, int8: bool) -> None:
     """Refuse a form that cannot be written, before anything is computed.
 
     Raises:
-        ConfigError: Its library is missing, or it has no int8.
+        ConfigError: Its library is missing, or it does not support int8.
     """
     if int8 and form in ("openvino", "torchscript"):
         raise ConfigError(f"int8=true is for to=inspect and to=onnx, not for to={form}")
@@ -118,7 +118,7 @@ def check_form(form: str, *, int8: bool) -> None:
 
 
 def write_onnx(facts: NetFacts, board: "Board", path: Path) -> None:
-    """Write the graph of an exported file as ONNX; its reading is in ``metadata_props``."""
+    """Write the graph of an exported file as ONNX, with the facts of `describe_reading` in ``metadata_props``."""
     import onnx
 
     from lit_inspect.board import NET
@@ -131,7 +131,7 @@ def write_onnx(facts: NetFacts, board: "Board", path: Path) -> None:
 
 
 def _name_axes(graph: Any) -> None:  # noqa: ANN401 - protobuf's messages have no types
-    """Give axes of any length, which the exporter numbers, their names in all values of a graph."""
+    """Name the axes of any length, which the exporter numbers, in all values of a graph."""
     sides = graph.input[0].type.tensor_type.shape.dim
     names = {side.dim_param: name for side, name in zip(sides, AXES, strict=True) if side.dim_param}
     for value in (*graph.input, *graph.output, *graph.value_info):
@@ -143,11 +143,11 @@ def _name_axes(graph: Any) -> None:  # noqa: ANN401 - protobuf's messages have n
 
 
 def write_openvino(facts: NetFacts, board: "Board", path: Path) -> None:
-    """Write a graph as XML for OpenVINO, with a ``.bin`` beside it; its reading is in ``rt_info``.
+    """Write a graph as XML for OpenVINO, with a ``.bin`` beside it and the facts in ``rt_info``.
 
     Raises:
-        ConfigError: OpenVINO cannot convert it.
-        DataError: It gives other values than the net.
+        ConfigError: OpenVINO cannot convert the graph.
+        DataError: OpenVINO gives other values than the net.
     """
     import openvino
 
@@ -164,7 +164,7 @@ def write_openvino(facts: NetFacts, board: "Board", path: Path) -> None:
             # Processors with bfloat16 or half precision would round by default.
             exact = {"INFERENCE_PRECISION_HINT": "f32"}
             net = openvino.Core().compile_model(target, "CPU", exact)
-        except Exception as error:  # OpenVINO has errors of its own
+        except Exception as error:  # OpenVINO has its own errors
             raise ConfigError(f"OpenVINO cannot convert this net: {first_line(error)}") from error
         _check(
             facts, board, lambda images: net(np.ascontiguousarray(images.numpy()))[0], "OpenVINO"
@@ -175,10 +175,10 @@ def write_openvino(facts: NetFacts, board: "Board", path: Path) -> None:
 
 
 def write_torchscript(facts: NetFacts, board: "Board", path: Path) -> None:
-    """Write a net as TorchScript, as ``torch.jit.trace`` sees it; its reading is an extra file.
+    """Write a net as TorchScript by ``torch.jit.trace``, with the facts in an extra file.
 
     Raises:
-        ConfigError: It cannot be traced.
+        ConfigError: The net cannot be traced.
         DataError: The trace gives other values than the net.
     """
     with without_noise(), torch.no_grad(), tracing():
@@ -194,10 +194,10 @@ def write_torchscript(facts: NetFacts, board: "Board", path: Path) -> None:
 
 
 def _check(facts: NetFacts, board: "Board", run: Callable[[Tensor], Floats], runtime: str) -> None:
-    """Compare a graph with the net, on as many images and sizes as the ONNX file takes.
+    """Compare a graph with the net, on the images and sizes that the ONNX file takes.
 
     Raises:
-        DataError: It cannot compute one, or the values differ.
+        DataError: The graph cannot compute one, or the values differ.
     """
     try:
         difference = measure_difference(facts.net, run, _list_inputs(facts, board))

@@ -1,4 +1,4 @@
-"""The wheel of `lit_inspect`, made of the files that are installed here."""
+"""The wheel of `lit_inspect`, made from the installed files."""
 
 import base64
 import hashlib
@@ -12,10 +12,10 @@ from lit_data.core.files import replacing
 
 
 def write_runtime(folder: Path) -> Path:
-    """Write a wheel of `lit_inspect` for machines that have no lit_data; return its path.
+    """Write a wheel of `lit_inspect` for machines without lit_data; return its path.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The wheel cannot be written.
     """
     import lit_inspect
     from lit_inspect.version import VERSION
@@ -38,7 +38,7 @@ def write_runtime(folder: Path) -> Path:
 
 
 def _describe(project: Mapping[str, Any], version: str) -> dict[str, str]:
-    """Return the files that tell pip about a wheel."""
+    """Return the metadata files of a wheel, which pip reads."""
     lines = [
         "Metadata-Version: 2.4",
         f"Name: {project['name']}",

@@ -77,7 +77,10 @@ class Solid:
     parting: Floats
 
     def distance(self, points: Floats) -> Floats:
-        """Return the distance of points [3, N] in its own axes to its surface, negative inside; a bound for ellipsoids."""
+        """Return the distance of points [3, N] in its own axes to its surface, negative inside.
+
+        For ellipsoids it is a bound.
+        """
         return _DISTANCES[self.kind](points, self.sizes)
 
 

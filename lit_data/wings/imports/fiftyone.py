@@ -1,4 +1,4 @@
-"""Exports of FiftyOne's own format: ``samples.json`` and ``metadata.json`` beside the images."""
+"""Exports in FiftyOne's own format: ``samples.json`` and ``metadata.json`` beside the images."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,12 +16,12 @@ _BOXES = "Detections"
 
 
 def recognize(root: Path) -> bool:
-    """Return True for an export."""
+    """Return True if a folder is an export."""
     return all((root / name).is_file() for name in ("samples.json", "metadata.json"))
 
 
 def read(root: Path, files: Sequence[Path], scratch: Path) -> Iterator[Record]:
-    """Yield the images of an export, which is plain JSON: neither the library nor its database is needed."""
+    """Yield the images of an export; it is plain JSON, so neither the library nor its database is needed."""
     table = json.loads((root / "samples.json").read_bytes())
     for sample in table.get("samples", ()):
         yield _read_sample(sample, root)
@@ -47,7 +47,7 @@ def _read_sample(sample: Mapping[str, Any], root: Path) -> Record:
 
 
 def _scale_boxes(marks: Sequence[Mapping[str, Any]], path: Path) -> list[dict[str, Any]]:
-    """Return boxes in px of those in parts of an image."""
+    """Convert boxes from fractions of an image to px."""
     from PIL import Image
 
     with Image.open(path) as image:

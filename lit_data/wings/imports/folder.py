@@ -1,4 +1,4 @@
-"""`Imported`: the folder into which a set of another library is unpacked once."""
+"""`Imported`: the folder into which a dataset of another library is unpacked once."""
 
 import logging
 import os
@@ -31,17 +31,17 @@ _SUFFIXES = {
     ".csv",
     "",
 }
-"""Suffixes of the files of these sets."""
+"""Suffixes of the files of these datasets."""
 
 
 class Imported:
-    """A set of another library, unpacked into the cache at its first use; see `lit_data.images.roots.Root`.
+    """A dataset of another library, unpacked into the cache at first use; see `lit_data.images.roots.Root`.
 
     Args:
-        root: The folder or file of the set.
-        files: Its files.
-        library: The module that reads it.
-        cache: Where sets are unpacked.
+        root: Folder or file of the dataset.
+        files: Files of the dataset.
+        library: Module that reads it.
+        cache: Folder for unpacked datasets.
     """
 
     def __init__(self, root: Path, files: Sequence[Path], library: ModuleType, cache: Path) -> None:
@@ -56,10 +56,10 @@ class Imported:
 
     @property
     def folder(self) -> Path:
-        """The unpacked files, which the first call writes.
+        """Folder of the unpacked files, which the first call writes.
 
         Raises:
-            DataError: The set cannot be read.
+            DataError: The dataset cannot be read.
         """
         shelf = self._folder.parent
         note = shelf / "found.txt"
@@ -73,7 +73,7 @@ class Imported:
         return self._folder
 
     def refresh(self) -> None:
-        """Do nothing: what has changed is another set."""
+        """Do nothing, because changed files are another dataset."""
 
     def _unpack(self, shelf: Path) -> str:
         with temp_folder(shelf) as temp, temp_folder(shelf) as scratch:
@@ -89,11 +89,11 @@ class Imported:
 
 
 def find_import(root: str, cache: Path) -> Imported | None:
-    """Return the set of another library that a root is; None for folders of plain images.
+    """Return the dataset of another library at a root; None for folders of plain images.
 
     Args:
         root: A folder, a file, or tar files as ``shards/{000..003}.tar``.
-        cache: Where sets are unpacked.
+        cache: Folder for unpacked datasets.
     """
     root_path = Path(root)
     if fiftyone.recognize(root_path):
@@ -106,7 +106,7 @@ def find_import(root: str, cache: Path) -> Imported | None:
 
 
 def _expand(root: str) -> list[Path]:
-    """Return the tar files that a pattern with braces names."""
+    """Return the tar files that match a pattern with braces."""
     if not root.endswith(".tar"):
         return []
     expand = open_library("braceexpand", webdataset.TITLE).braceexpand
@@ -118,7 +118,7 @@ def _expand(root: str) -> list[Path]:
 
 
 def _list_set(root_path: Path) -> list[Path]:
-    """Return the files of a set of shards; none where there is another file, such as an image."""
+    """Return the files of a dataset of shards; empty if there is any other file, such as an image."""
     if root_path.is_file():
         return [root_path]
     files = []
@@ -130,7 +130,7 @@ def _list_set(root_path: Path) -> list[Path]:
 
 
 def _walk(folder: Path, depth: int = 2) -> Iterator[Path]:
-    """Yield the files of a folder, then those of the folders in it."""
+    """Yield the files of a folder, then those of its subfolders."""
     folders = []
     with os.scandir(folder) as entries:
         for entry in entries:

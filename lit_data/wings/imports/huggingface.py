@@ -1,4 +1,4 @@
-"""Sets of Hugging Face ``datasets``: what ``save_to_disk`` wrote, parquet files, and arrow files of its cache."""
+"""Datasets of Hugging Face ``datasets``: folders of ``save_to_disk``, parquet files, and arrow files of its cache."""
 
 import re
 from collections import defaultdict
@@ -25,7 +25,7 @@ _NUMBERED = re.compile(r"-\d+-of-\d+$")
 
 
 def recognize(files: Sequence[Path]) -> bool:
-    """Return True for the files of a set."""
+    """Return True for the files of such a dataset."""
     names, suffixes = set(map(_NAME, files)), set(map(_SUFFIX, files))
     if {"dataset_dict.json", "state.json"} & names or ".parquet" in suffixes:
         return True
@@ -33,7 +33,7 @@ def recognize(files: Sequence[Path]) -> bool:
 
 
 def read(root: Path, files: Sequence[Path], scratch: Path) -> Iterator[Record]:
-    """Yield the images of a set; nothing of it is run, and no server is asked."""
+    """Yield the images of a dataset, without running any of its code or contacting a server."""
     library = open_library("datasets", TITLE)
     library.disable_progress_bars()
     for split, rows in _open_splits(library, root, files, scratch):
@@ -73,12 +73,12 @@ def _read_rows(library: Any, rows: Any, split: str) -> Iterator[Record]:  # noqa
     image = find_column(pictures, IMAGE_NAMES) or next(iter(set(pictures) - {mask}), None)
     if image is None:
         raise DataError(f"no column is an image: there are {', '.join(rows.features)}")
-    # Of two pictures the other one is the mask, whatever its name.
+    # If there are two pictures, the other one is the mask, whatever its name.
     if mask is None and len(pictures) == 2:
         [mask] = {*pictures} - {image}
     label = find_column({*rows.features} - {*pictures}, LABEL_NAMES)
     objects = find_column(rows.features, BOX_NAMES)
-    # Files stay as they were written: our own readers are stricter.
+    # Files stay encoded, because our own readers are stricter.
     for name in pictures:
         rows = rows.cast_column(name, library.Image(decode=False))
     for number, row in enumerate(rows):
@@ -100,7 +100,7 @@ def _read_file(value: dict[str, Any] | None) -> bytes | None:
 
 
 def _name_objects(feature: Any) -> Sequence[str]:  # noqa: ANN401 - of the library
-    """Return the names of the classes of boxes, wherever the feature keeps them."""
+    """Return the names of the classes of boxes, wherever the feature stores them."""
     inner = getattr(feature, "feature", feature)
     inner = inner[0] if isinstance(inner, list) else inner
     columns = inner if isinstance(inner, dict) else {}

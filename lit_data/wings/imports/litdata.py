@@ -1,4 +1,4 @@
-"""Chunks that litData's ``optimize`` wrote: ``index.json`` and ``chunk-*.bin``."""
+"""Chunks written by litData's ``optimize``: ``index.json`` and ``chunk-*.bin``."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from lit_data.wings.imports.records import Record, open_library, take_record
 TITLE = "a set of litData"
 _PLAIN = {"str", "text", "bool", "int", "float", "bytes", "tensor", "no_header_tensor"}
 _PLAIN |= {"image", "tifffile", "pil", "jpeg", "jpeg_array", "numpy", "no_header_numpy"}
-"""Formats of values that are data; others run what is pickled in them, or read other files."""
+"""Formats of values that are data; others run pickled code, or read other files."""
 
 
 def recognize(files: Sequence[Path]) -> bool:
@@ -21,7 +21,7 @@ def recognize(files: Sequence[Path]) -> bool:
 
 
 def read(root: Path, files: Sequence[Path], scratch: Path) -> Iterator[Record]:
-    """Yield the images of a set.
+    """Yield the images of a dataset.
 
     Raises:
         DataError: Values are pickled, or none is an image.

@@ -1,4 +1,4 @@
-"""`Record`: an image of a set that another library keeps, with its mask, boxes and label; written as plain files."""
+"""`Record`: an image of another library's dataset, with its mask, boxes and label; written as plain files."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ from lit_data.core.types import Array
 from lit_data.images.writing import write_image
 
 Pixels = bytes | Array
-"""An encoded file, or [H, W] or [H, W, C]."""
+"""An encoded file, or an array [H, W] or [H, W, C]."""
 IMAGE_NAMES = ("image", "img", "picture", "jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff")
 MASK_NAMES = ("mask", "masks", "segmentation", "segmentation_mask", "seg", "annotation")
 LABEL_NAMES = ("label", "labels", "cls", "class", "category", "target")
@@ -31,11 +31,11 @@ class Box(NamedTuple):
     """A box of an image.
 
     Attributes:
-        label: Of its class.
+        label: Name of its class.
         x: Left edge, px.
         y: Top edge, px.
-        width: In px.
-        height: In px.
+        width: Width, px.
+        height: Height, px.
     """
 
     label: str
@@ -47,15 +47,15 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """An image of a set.
+    """An image of a dataset.
 
     Args:
-        name: Of the image, by which it is found again.
-        image: Its pixels.
+        name: Name of the image, by which it can be found again.
+        image: Pixels of the image.
         mask: Pixels of its mask, if it has one.
-        boxes: In the image; none where the set has no boxes.
-        label: Of its class, if it has one.
-        split: That it belongs to, if the set says it.
+        boxes: Boxes in the image; None if the dataset has no boxes.
+        label: Name of its class, if it has one.
+        split: Split of the image, if the dataset states it.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Record:
 
 
 class Place(NamedTuple):
-    """Place of a written image, its record's split, label and boxes, and (height, width) px."""
+    """Place of a written image, its record's split, label and boxes, and its (height, width) px."""
 
     path: Path
     split: str
@@ -77,27 +77,28 @@ class Place(NamedTuple):
 
 
 def write_records(records: Iterable[Record], folder: Path) -> str:
-    """Write records as a folder that is understood by itself.
+    """Write records as a folder in a layout that lit_data recognizes.
 
-    Beside masks images lie in ``images`` and ``masks``, with boxes beside a COCO file, with labels
-    alone in a folder for each; below a folder for each split, if there are any.
+    With masks, images are in ``images`` and masks in ``masks``. With boxes, a COCO file is beside
+    the images. With labels only, there is a folder for each label. If there are splits, each has
+    such a folder.
 
     Args:
-        records: At least one.
+        records: At least one record.
         folder: An empty folder.
 
     Returns:
-        What was found, in words.
+        A description of the written data.
 
     Raises:
-        DataError: There is none, or an image cannot be read.
+        DataError: There are no records, or an image cannot be read.
     """
     places: list[Place] = []
     masks = 0
     names: set[Path] = set()
     for number, record in enumerate(records):
         shelf = folder / _clean(record.split)
-        # A name is only a hint: it may lead out of the folder, or come twice.
+        # A name is only a hint: it may lead outside the folder, or occur twice.
         target = shelf / "images" / (_clean(record.name) or f"{number:06d}")
         if target in names:
             target = target.with_name(f"{target.name}-{number:06d}")
@@ -110,7 +111,7 @@ def write_records(records: Iterable[Record], folder: Path) -> str:
     if not places:
         raise DataError("it holds no image")
     boxes = labels = 0
-    # An image without boxes is a background where others have some.
+    # An image without boxes is a background if others have some.
     has_boxes = False
     for written in places:
         has_boxes |= written.boxes is not None
@@ -135,15 +136,15 @@ def take_record(
     classes: Sequence[str] = (),
     box_classes: Sequence[str] = (),
 ) -> Record:
-    """Return a record of what stands under the usual names.
+    """Make a record from the values under the usual names.
 
     Args:
         pictures: An image, and a mask if there is one.
-        notes: A label and boxes, if there are any; boxes as JSON too.
-        name: Of the image.
-        split: That it belongs to.
-        classes: Names of classes where labels are numbers.
-        box_classes: The same of boxes.
+        notes: A label and boxes, if there are any; boxes may be JSON.
+        name: Name of the image.
+        split: Split of the image.
+        classes: Names of classes, if labels are numbers.
+        box_classes: Names of the classes of boxes, if their labels are numbers.
 
     Raises:
         DataError: There is no image.
@@ -163,7 +164,7 @@ def take_record(
 
 
 def find_column(names: Iterable[Any], known: Sequence[str]) -> Any:  # noqa: ANN401 - one of the names
-    """Return the first known name among those of a record's values, without regard to case."""
+    """Return the first known name among those of a record's values, ignoring case."""
     by_name = {str(name).casefold(): name for name in names}
     return next((by_name[name] for name in known if name in by_name), None)
 
@@ -173,7 +174,7 @@ def _take(values: Mapping[Any, Any], known: Sequence[str]) -> Any:  # noqa: ANN4
 
 
 def _as_pixels(value: Any) -> Pixels:  # noqa: ANN401 - of others
-    """Return bytes as they are, and [H, W] or [H, W, C] of images, arrays and tensors."""
+    """Return bytes unchanged, and images, arrays and tensors as [H, W] or [H, W, C]."""
     if isinstance(value, bytes):
         return value
     pixels = np.asarray(value)
@@ -182,7 +183,7 @@ def _as_pixels(value: Any) -> Pixels:  # noqa: ANN401 - of others
 
 
 def _read_boxes(value: Any, names: Sequence[str]) -> list[Box] | None:  # noqa: ANN401 - of others
-    """Return boxes of COCO's form: a list of dicts, or a dict of lists, with ``bbox`` in px."""
+    """Read boxes in COCO's form: a list of dicts, or a dict of lists, with ``bbox`` in px."""
     if isinstance(value, Mapping):
         edges = value.get("bbox", value.get("boxes", ()))
         classes = value.get("category", value.get("label", value.get("category_id", ())))
@@ -200,7 +201,7 @@ def _read_boxes(value: Any, names: Sequence[str]) -> list[Box] | None:  # noqa: 
 
 
 def _name_class(label: Any, names: Sequence[str]) -> str:  # noqa: ANN401 - of others
-    """Return the name of a class that is given by its number or name, also in an array."""
+    """Return the name of a class from its number or name, which may be in an array."""
     label = label.item() if hasattr(label, "item") else label
     text = label.decode() if isinstance(label, bytes) else str(label)
     if text.strip().isdecimal() and int(text) < len(names):
@@ -209,10 +210,10 @@ def _name_class(label: Any, names: Sequence[str]) -> str:  # noqa: ANN401 - of o
 
 
 def open_library(name: str, what: str) -> Any:  # noqa: ANN401 - a module
-    """Import the library that wrote a set.
+    """Import the library that wrote a dataset.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: The library is not installed.
     """
     try:
         return import_module(name)
@@ -223,7 +224,7 @@ def open_library(name: str, what: str) -> Any:  # noqa: ANN401 - a module
 
 
 def _write_pixels(target: Path, pixels: Pixels) -> tuple[Path, tuple[int, int]]:
-    """Write pixels below a name without a suffix; return the file and its (height, width) px."""
+    """Write pixels to a path without a suffix; return the file and its (height, width) px."""
     from PIL import Image
 
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -311,5 +312,5 @@ def _find_parent(written: Place) -> Path:
 
 
 def _clean(name: str) -> str:
-    """Return a name that is one of a file or folder wherever it came from."""
+    """Return a safe name of a file or folder, wherever it came from."""
     return _UNSAFE.sub("_", name).strip("._")[:80]

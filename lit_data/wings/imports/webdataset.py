@@ -13,12 +13,12 @@ TITLE = "a set of WebDataset"
 
 
 def recognize(files: Sequence[Path]) -> bool:
-    """Return True for tar files."""
+    """Return True if there are tar files."""
     return ".tar" in {path.suffix for path in files}
 
 
 def read(root: Path, files: Sequence[Path], scratch: Path) -> Iterator[Record]:
-    """Yield the images of all shards; their files are left encoded, and nothing is unpickled."""
+    """Yield the images of all shards; their files stay encoded, and nothing is unpickled."""
     library = open_library("webdataset", TITLE)
     base = root if root.is_dir() else root.parent
     for path in files:
@@ -26,7 +26,7 @@ def read(root: Path, files: Sequence[Path], scratch: Path) -> Iterator[Record]:
             continue
         split = split_of(path.relative_to(base).as_posix()) or find_split(path.stem) or ""
         try:
-            # An open file: names such as `pipe:` are commands to the library.
+            # An open file, because the library runs names such as `pipe:` as commands.
             with path.open("rb") as stream:
                 source = [{"url": path.name, "stream": stream}]
                 members = library.tariterators.tar_file_expander(source)
@@ -49,6 +49,6 @@ def _read_sample(sample: Mapping[str, Any], split: str) -> Record:
 
 
 def _strip_suffix(name: str) -> str:
-    """Return `mask` for `mask.png`, and `png` as it is."""
+    """Return `mask` for `mask.png`, and `png` unchanged."""
     stem, _, suffix = name.rpartition(".")
     return stem if stem and suffix.casefold() in IMAGE_NAMES else name

@@ -1,4 +1,4 @@
-"""Worth of verdicts: bounds on misses and false alarms, and the size of defects that are found."""
+"""Quality of verdicts: bounds on misses and false alarms, and the size of detectable defects."""
 
 COMMANDS = {
     "calibrate": "bound the misses and false alarms of verdicts: calibrate RUN miss=0.02",

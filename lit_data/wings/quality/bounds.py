@@ -1,4 +1,4 @@
-"""Bounds on rates of errors, and thresholds that keep below them, whatever scores are distributed like.
+"""Bounds on error rates, and thresholds that keep below them, for any distribution of scores.
 
 Sources:
 
@@ -32,11 +32,11 @@ _ROUNDING = 1e-9
 
 
 def find_tail(errors: int, trials: int, rate: float) -> float:
-    """Return the probability of at most so many errors.
+    """Return the probability of at most this many errors.
 
     Args:
-        errors: Of the trials.
-        trials: Independent ones.
+        errors: Number of errors in the trials.
+        trials: Number of independent trials.
         rate: Probability of an error, above 0 and below 1.
 
     Raises:
@@ -46,11 +46,11 @@ def find_tail(errors: int, trials: int, rate: float) -> float:
 
 
 def upper_rate(errors: int, trials: int, confidence: float) -> float:
-    """Return the bound that a rate of errors lies below, after Clopper and Pearson.
+    """Return an upper bound of an error rate, after Clopper and Pearson.
 
     Args:
-        errors: Of the trials.
-        trials: Independent ones.
+        errors: Number of errors in the trials.
+        trials: Number of independent trials.
         confidence: Probability that the bound holds, such as 0.95.
 
     Raises:
@@ -62,28 +62,29 @@ def upper_rate(errors: int, trials: int, confidence: float) -> float:
 
 
 def lower_rate(hits: int, trials: int, confidence: float) -> float:
-    """Return the bound that a rate of hits lies above; see `upper_rate`."""
+    """Return a lower bound of a hit rate; see `upper_rate`."""
     return 1 - upper_rate(trials - hits, trials, confidence)
 
 
 def count_needed(rate: float, confidence: float) -> int:
-    """Return the trials without an error that show a rate: 149 for 2 % at 95 %."""
+    """Return the number of trials without an error that proves a rate: 149 for 2 % at 95 %."""
     return math.ceil(math.log1p(-confidence) / math.log1p(-rate) - _ROUNDING)
 
 
 def upper_mean(losses: Floats, confidence: float) -> float:
-    """Return the bound that the mean of a loss lies below, by the p-value of `p_value_of_mean`."""
+    """Return an upper bound of the mean of a loss, by the p-value of `p_value_of_mean`."""
     return _find_rate(lambda rate: p_value_of_mean(losses, rate), 1 - confidence)
 
 
 def p_value_of_mean(losses: Floats, rate: float) -> float:
-    """Return a p-value of the hypothesis that a loss has a mean above a rate.
+    """Return a p-value of the hypothesis that the mean of a loss is above a rate.
 
-    It is the smaller one of Hoeffding's and Bentkus' inequality (Bates et al. 2021, section 3.1).
+    It is the smaller one of those of Hoeffding's and Bentkus' inequalities (Bates et al. 2021,
+    section 3.1).
 
     Args:
-        losses: [n] of independent units, each from 0 to 1.
-        rate: Above 0 and below 1.
+        losses: [n] losses of independent units, each from 0 to 1.
+        rate: Rate, above 0 and below 1.
     """
     units = len(losses)
     mean = min(float(losses.mean()), rate)
@@ -96,7 +97,7 @@ def p_value_of_mean(losses: Floats, rate: float) -> float:
 
 
 def import_scipy(name: str = "special") -> Any:  # noqa: ANN401 - a module without types
-    """Import a module of SciPy, which an extra brings.
+    """Import a module of SciPy, which is an optional dependency.
 
     Raises:
         ConfigError: SciPy is not installed.
@@ -125,8 +126,8 @@ class Limit:
     """A threshold whose rate of errors is bounded.
 
     Attributes:
-        threshold: Scores below it are called good.
-        errors: Images of the calibration that are below it.
+        threshold: Lower scores are called good.
+        errors: Number of images of the calibration below it.
         upper_rate: Bound of the rate, at the confidence of the search.
     """
 
@@ -138,18 +139,18 @@ class Limit:
 def find_limit(
     scores: Floats, rate: float, confidence: float, lots: Ints | None = None
 ) -> Limit | None:
-    """Return the highest threshold that new scores fall below with at most a rate.
+    """Return the highest threshold that new scores fall below at no more than a given rate.
 
-    Thresholds are tested from the lowest score upwards, and the search ends at the first one whose
-    hypothesis "falls below more often" is not rejected: no correction for their number is needed
-    (Angelopoulos et al. 2021, section 2.3). The p-value is that of the exact binomial test; of lots
-    it is that of the fraction below in each lot, so that a lot counts once, whatever its size.
+    Thresholds are tested from the lowest score upward. The search ends at the first threshold whose
+    hypothesis "more scores fall below" is not rejected, so no correction for their number is needed
+    (Angelopoulos et al. 2021, section 2.3). The p-value is that of the exact binomial test. For
+    lots it is that of the fraction below in each lot, so that a lot counts once, whatever its size.
 
     Args:
-        scores: [n] of images that must not be called good.
+        scores: [n] scores of images that must not be called good.
         rate: Fraction of such images below the threshold, above 0 and below 1.
-        confidence: Probability, over calibrations, that the threshold keeps it.
-        lots: [n] number of the lot of each image; None: images are independent of each other.
+        confidence: Probability, over calibrations, that the threshold keeps this rate.
+        lots: [n] number of the lot of each image; None if images are independent of each other.
 
     Returns:
         The threshold; None if there are fewer images, or lots, than `count_needed`.
@@ -161,7 +162,7 @@ def find_limit(
     def is_accepted(number: int) -> bool:
         return losses.find_p(candidates[number], rate) > level
 
-    # P-values rise with the threshold, so the end of the sequence is found by halving.
+    # P-values rise with the threshold, so bisection finds the end of the sequence.
     rejected = bisect_left(range(len(candidates)), True, key=is_accepted)
     if rejected == 0:
         return None
@@ -170,7 +171,7 @@ def find_limit(
 
 
 class _Losses:
-    """Fraction of each lot that lies below a threshold."""
+    """Fractions of the images of each lot below a threshold."""
 
     def __init__(self, scores: Floats, lots: Ints | None) -> None:
         self._scores = scores

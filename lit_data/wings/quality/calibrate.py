@@ -1,4 +1,4 @@
-"""``calibrate``: thresholds of verdicts whose misses and false alarms are bounded."""
+"""``calibrate``: thresholds of verdicts with bounds on misses and false alarms."""
 
 import csv
 import inspect
@@ -75,22 +75,22 @@ class CalibrateOptions:
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
-    """Score images of known truth, and set the thresholds of verdicts by them.
+    """Score images of known truth, and set the thresholds of verdicts from the scores.
 
-    They lie in a file beside the checkpoint, by which ``predict`` gives its verdicts from then on.
-    In the run folder is what ``predict`` writes, with those verdicts.
+    The thresholds are written to a file beside the checkpoint, and ``predict`` uses them for its
+    verdicts from then on. The run folder gets the files of ``predict``, with these verdicts.
 
     Returns:
-        Thresholds, and bounds of what they miss.
+        Thresholds, and bounds on their misses and false alarms.
 
     Raises:
-        ConfigError: Images of this kind have no verdicts, their truth is not known, or they are too
+        ConfigError: Images of this kind have no verdicts, their truth is unknown, or there are too
             few for the bounds.
         StoreError: The calibration cannot be written.
     """
     options = read_own_options(CalibrateOptions, cfg)
     checkpoint = find_trained(cfg)
-    # Before hours of prediction, as whether images are enough.
+    # Before hours of prediction, like the check of the number of images.
     check_writable(checkpoint)
     prediction = open_split(cfg, checkpoint, options.images)
     task = prediction.task
@@ -116,10 +116,10 @@ def run(cfg: DictConfig) -> dict[str, Any]:
 
 
 def read_own_options(kind: Callable[..., Made], cfg: DictConfig) -> Made:
-    """Return the options that lie at the top of the configuration of a command.
+    """Return the options at the top level of the configuration of a command.
 
     Args:
-        kind: Their dataclass.
+        kind: Dataclass of the options.
         cfg: The configuration.
     """
     names = list(inspect.signature(kind).parameters)
@@ -138,7 +138,7 @@ def open_split(
 
     Raises:
         ConfigError: Images of this kind have no verdicts, SciPy is missing, options of ``predict``
-            mean nothing here, the model is of no use, or all images are those of the training.
+            have no effect here, the model is unusable, or all images are those of the training.
     """
     kind = resolve_target(cfg.data._target_, "data")
     if not find_task_of(kind).has_verdicts():
@@ -147,9 +147,9 @@ def open_split(
             "experiment=stripe, segmentation, anomaly, classification or detection"
         )
     options = read_options(PredictOptions, cfg.predict, "predict")
-    import_scipy()  # where it is missing, nothing is scored first
+    import_scipy()  # if it is missing, nothing is scored first
     options.refuse(str(cfg.command), *_UNUSED)
-    # One CSV of them all is read again.
+    # A single CSV with all images is read again.
     options = replace(options, many_inputs=sys.maxsize)
     folder = Path(cfg.paths.run)
     refuse_links(folder, "paths.run")
@@ -176,14 +176,14 @@ def open_split(
 
 @dataclass(frozen=True)
 class KnownImages:
-    """Images whose truth is known.
+    """Images with known truth.
 
     Attributes:
-        names: [n] paths below the root, as tables have them.
-        numbers: [n] of the images in their bank.
+        names: [n] paths relative to the root, as in tables.
+        numbers: [n] numbers of the images in their bank.
         is_defective: [n] truth.
-        lots: [n] number of the lot of each; None: images are independent.
-        is_drawn: The defects are synthetic.
+        lots: [n] number of the lot of each image; None if images are independent.
+        is_drawn: True if the defects are synthetic.
     """
 
     names: Sequence[str]
@@ -199,12 +199,12 @@ class KnownImages:
         """Read the truth of the images of a prediction.
 
         Args:
-            prediction: Nothing is predicted yet.
-            groups: Regular expression that tells lots apart, if any.
+            prediction: Prediction that has not started.
+            groups: Regular expression that identifies lots, if any.
             drawn: The images, if their defects are synthetic.
 
         Raises:
-            ConfigError: The truth of an image is not known.
+            ConfigError: The truth of an image is unknown.
         """
         if drawn is not None:
             return cls._of_drawn(drawn, groups)
@@ -239,7 +239,7 @@ class KnownImages:
         return cls(drawn.names, drawn.numbers, is_defective, lots, is_drawn=True)
 
     def select(self, names: Sequence[str]) -> "KnownImages":
-        """Return the images of some names, in their order."""
+        """Return the images with these names, in their order."""
         position_of = {name: position for position, name in enumerate(self.names)}
         at = np.array([position_of[name] for name in names], np.int64)
         lots = None if self.lots is None else self.lots[at]
@@ -247,11 +247,11 @@ class KnownImages:
 
     @property
     def by_bound(self) -> tuple[tuple[str, NDArray[np.bool_]], ...]:
-        """Option of each bound, and [n] the images that it is about."""
+        """Option of each bound, and a mask [n] of the images that it applies to."""
         return ("miss", self.is_defective), ("false_alarms", ~self.is_defective)
 
     def count_units(self, is_chosen: NDArray[np.bool_]) -> int:
-        """Return how many of some images, or of their lots, there are."""
+        """Return the number of the chosen images, or of their lots."""
         if self.lots is None:
             return int(is_chosen.sum())
         return len(np.unique(self.lots[is_chosen]))
@@ -259,7 +259,7 @@ class KnownImages:
 
 def predict_scores(prediction: Prediction) -> list[dict[str, Any]]:
     """Predict all images of a prediction; return the rows of ``images.csv``."""
-    # Defects are those of verdicts, which come after the scores.
+    # The defects listed with verdicts would come after the scores.
     replace(prediction, run=replace(prediction.run, lists_defects=False)).start()
     path = prediction.run.folder / _TABLE
     with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
@@ -289,10 +289,10 @@ def calibrate(
     """Choose both thresholds.
 
     Args:
-        scores: [n] of the images.
-        images: With their truth.
+        scores: [n] scores of the images.
+        images: Images with their truth.
         options: The bounds.
-        prediction: That the scores are of.
+        prediction: Prediction that made the scores.
 
     Returns:
         The calibration, and numbers for summary.json.
@@ -302,7 +302,7 @@ def calibrate(
     """
     is_defective = images.is_defective
     misses = _find_limit("miss", options, scores, images, is_defective)
-    # The same search upside down: false alarms are good images above a threshold.
+    # The same search with negative scores: false alarms are good images above a threshold.
     alarms = _find_limit("false_alarms", options, -scores, images, ~is_defective)
     numbers = np.unique(images.numbers)  # both of an image with synthetic defects have one
     step = -(-len(numbers) // _MOST_DESCRIBED)
@@ -351,10 +351,10 @@ def _find_limit(
 def _refuse_few(
     name: str, options: CalibrateOptions, images: KnownImages, is_chosen: NDArray[np.bool_]
 ) -> None:
-    """Raise where images are too few for a bound, even if none of them were wrong.
+    """Refuse images that are too few for a bound, even if none of them were wrong.
 
     Raises:
-        ConfigError: It says how many are needed.
+        ConfigError: There are too few images; the message says how many are needed.
     """
     rate: float = getattr(options, name)
     needed = count_needed(rate, options.confidence)
@@ -365,7 +365,7 @@ def _refuse_few(
     unit = kind if images.lots is None else f"lots with {kind}"
     cure = "give more with images=all data.root=FOLDER"
     if count:
-        # Rounded up, so that the bound that is named can be had.
+        # Rounded up, so that the suggested bound can be reached.
         least = np.ceil(1000 * upper_rate(0, count, options.confidence)) / 1000
         cure += f", or accept {name}={least:g}"
     raise ConfigError(

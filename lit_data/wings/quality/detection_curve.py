@@ -1,9 +1,9 @@
 """Probability of detection over the size of a defect, from hits and misses.
 
 Sources: MIL-HDBK-1823A, "Nondestructive evaluation system reliability assessment" (2009), appendix
-G, and ASTM E2862, "Standard practice for probability of detection analysis for hit/miss data": a
-logistic curve over the logarithm of the size, fitted by maximum likelihood, with bounds by the
-ratio of likelihoods.
+G, and ASTM E2862, "Standard practice for probability of detection analysis for hit/miss data".
+The curve is logistic over the logarithm of the size, fitted by maximum likelihood, with bounds
+by the likelihood ratio.
 """
 
 import math
@@ -21,9 +21,9 @@ Floats = NDArray[np.float64]
 _CONVERGED = 1e-9
 _CLOSE = 1e-5  # of a slope, and of a size in units of their range
 _STEEPEST = 200.0
-"""Largest change of the logit over the range of sizes: hits and misses are separated then."""
-_POOR = 4.0  # standard deviations of the deviance that a curve is given up at
-_WIDEST = 20.0  # ranges of sizes beyond the largest in which a bound is looked for
+"""Largest change of the logit over the range of sizes; beyond it, hits and misses are separated."""
+_POOR = 4.0  # standard deviations of the deviance at which a curve is rejected
+_WIDEST = 20.0  # ranges of sizes beyond the largest in which a bound is searched
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class DetectionCurve:
 
     Attributes:
         intercept: Logit at the smallest size.
-        slope: Change of the logit up to the largest one.
+        slope: Change of the logit from the smallest to the largest size.
         lowest: Logarithm of the smallest size.
         span: Range of the logarithms.
-        x: Sizes that were tried, as (logarithm - lowest) / span.
-        hits: At each of them.
-        trials: At each of them.
+        x: Tested sizes, as (logarithm - lowest) / span.
+        hits: Number of hits at each of these sizes.
+        trials: Number of trials at each of these sizes.
     """
 
     intercept: float
@@ -50,7 +50,7 @@ class DetectionCurve:
 
     @property
     def is_poor(self) -> bool:
-        """True if hits differ from the curve by more than chance, by its deviance."""
+        """True if hits differ from the curve by more than chance, judged by its deviance."""
         fractions = self.hits / self.trials
         # The likelihood of the fractions themselves.
         entropy = import_scipy().entr
@@ -60,23 +60,23 @@ class DetectionCurve:
         return deviance > freedom + _POOR * math.sqrt(2 * freedom)
 
     def at(self, sizes: Floats) -> Floats:
-        """Return the probability of detection at some sizes."""
+        """Return the probability of detection at each size."""
         x = (np.log(sizes) - self.lowest) / self.span
         probability: Floats = 1 / (1 + np.exp(-(self.intercept + self.slope * x)))
         return probability
 
     def size_at(self, probability: float) -> float | None:
-        """Return the size that is found with a probability; None if more size does not help."""
+        """Return the size that is found with a probability; None if larger defects are not found more often."""
         if self.slope <= 0:
             return None
         return self._to_size((_logit(probability) - self.intercept) / self.slope)
 
     def bound_at(self, probability: float, confidence: float = 0.95) -> float | None:
-        """Return the size that `size_at` lies below at a confidence, by the profile likelihood.
+        """Return an upper bound of `size_at` at a confidence, by the profile likelihood.
 
         Args:
-            probability: Of detection, 0.9 for a90/95.
-            confidence: Of the bound, on one side.
+            probability: Probability of detection, 0.9 for a90/95.
+            confidence: One-sided confidence of the bound.
 
         Returns:
             The size; None if hits do not show that there is one.
@@ -97,12 +97,12 @@ class DetectionCurve:
         return _likelihood(self.intercept + self.slope * self.x, self.hits, self.trials)
 
     def _profile(self, logit: float, x: float) -> float:
-        """Return the highest likelihood of curves that have a logit at x, over all rising slopes."""
+        """Return the highest likelihood of curves with this logit at x, over all rising slopes."""
 
         def lose(slope: float) -> float:
             return -_likelihood(logit + slope * (self.x - x), self.hits, self.trials)
 
-        # A slope that falls is no detection.
+        # A falling slope is no detection.
         fitted = import_scipy("optimize").minimize_scalar(
             lose, bounds=(0, _STEEPEST), method="bounded", options={"xatol": _CLOSE}
         )
@@ -117,11 +117,11 @@ def fit_curve(sizes: Floats, hits: NDArray[np.bool_]) -> DetectionCurve | None:
     """Fit the probability of detection by maximum likelihood.
 
     Args:
-        sizes: [n] above 0.
-        hits: [n] True where the defect was found.
+        sizes: [n] sizes above 0.
+        hits: [n] True for defects that were found.
 
     Returns:
-        The curve; None if all were found, or none was, or all have one size.
+        The curve; None if all were found, none was found, or all have one size.
     """
     if hits.all() or not hits.any() or np.ptp(sizes) == 0:
         return None
@@ -141,7 +141,7 @@ def _maximise(x: Floats, hits: Floats, trials: Floats) -> tuple[float, float]:
         return -_likelihood(logits, hits, trials), -np.array((missing.sum(), missing @ x))
 
     expit, optimize = import_scipy().expit, import_scipy("optimize")
-    # Where hits and misses are separated the slope has no limit.
+    # If hits and misses are separated, the slope has no limit.
     bounds = (None, None), (-_STEEPEST, _STEEPEST)
     fitted = optimize.minimize(lose, np.zeros(2), jac=True, bounds=bounds, tol=_CONVERGED)
     return float(fitted.x[0]), float(fitted.x[1])
@@ -152,11 +152,11 @@ def _likelihood(logits: Floats, hits: Floats, trials: Floats) -> float:
 
 
 def _find_root(excess: Callable[[float], float], start: float) -> float | None:
-    """Return where an excess rises above 0, at a start or behind it; None where that is too far."""
+    """Return where an excess rises above 0, at or after a start; None if that is too far."""
     if excess(start) >= 0:  # of a curve that does not rise
         return start
     low, step = start, 0.02
-    # Few targets leave the bound open: the likelihood hardly falls, however far one goes.
+    # Few targets leave the bound open: the likelihood hardly falls at any distance.
     while excess(low + step) <= 0:
         low, step = low + step, 2 * step
         if step > _WIDEST:

@@ -70,7 +70,7 @@ class PodOptions:
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
-    """Draw defects of known sizes on good images that did not train, and fit what is found.
+    """Draw defects of known sizes on good held-out images, and fit the probability of detection.
 
     - ``pod.csv``: a row for each target
     - ``pod.json``: a50, a90 and a90/95 of each family, and false calls
@@ -80,7 +80,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         The a90/95 of each family, and the rate of false calls.
 
     Raises:
-        ConfigError: Models of this kind of data give no maps of defects, or no image is good.
+        ConfigError: Models of this kind of data have no maps of defects, or no image is good.
     """
     options = read_own_options(PodOptions, cfg)
     _refuse_other_kinds(cfg)
@@ -108,10 +108,10 @@ def run(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _refuse_other_kinds(cfg: DictConfig) -> None:
-    """Refuse kinds of data whose models give no maps of defects.
+    """Refuse kinds of data whose models have no maps of defects.
 
     Raises:
-        ConfigError: It is one.
+        ConfigError: The data are of such a kind.
     """
     kind = resolve_target(cfg.data._target_, "data")
     task = find_task_of(kind)
@@ -123,10 +123,10 @@ def _refuse_other_kinds(cfg: DictConfig) -> None:
 
 
 def _check_patches(options: PodOptions, patch_px: int) -> None:
-    """Refuse defects that are larger than the patches that they are drawn on.
+    """Refuse defects that are larger than the patches they are drawn on.
 
     Raises:
-        ConfigError: They are.
+        ConfigError: The largest defect is too large.
     """
     smallest_px, largest_px = options.size_px
     if largest_px > patch_px:
@@ -174,11 +174,11 @@ def _open_bench(
 
 
 def warn_of_few_images(images: int, targets: int) -> None:
-    """Warn where fewer images than the bound needs carry all targets, which it takes for independent.
+    """Warn if there are fewer images than the bound needs, because it assumes independent targets.
 
     Args:
-        images: Good ones.
-        targets: Of a family.
+        images: Number of good images.
+        targets: Number of targets of a family.
     """
     needed = count_needed(1 - _FOUND, _CONFIDENCE)
     if images < needed:
@@ -193,11 +193,11 @@ def warn_of_few_images(images: int, targets: int) -> None:
 
 
 def warn_of_false_calls(calls: int, images: int) -> None:
-    """Warn where so many good images are called that this finds a part of the defects.
+    """Warn if so many good images are false alarms that this alone finds a part of the defects.
 
     Args:
-        calls: Images that are not called good.
-        images: Good ones.
+        calls: Number of good images that are not called good.
+        images: Number of good images.
     """
     rate = calls / images
     if rate > 1 - _FOUND:
@@ -218,7 +218,7 @@ def judge_families(bench: Bench, options: PodOptions) -> list[Target]:
     targets = []
     for family in options.families or names:
         for position, (size_px, count) in enumerate(zip(sizes_px, counts, strict=True)):
-            # So that the targets of a family are the same beside others and alone.
+            # So that the targets of a family do not depend on the other families.
             first = (names.index(family) * _SIZES + position) * _NUMBERS
             targets += bench.judge(family, size_px, count, first)
         if not any(target.family == family for target in targets):
@@ -227,11 +227,11 @@ def judge_families(bench: Bench, options: PodOptions) -> list[Target]:
 
 
 def summarise(targets: Sequence[Target], false_calls: tuple[int, int]) -> dict[str, Any]:
-    """Return what ``pod.json`` holds.
+    """Return the content of ``pod.json``.
 
     Args:
-        targets: All of them.
-        false_calls: Calls without a defect, and how often there was a chance for one.
+        targets: All targets.
+        false_calls: Number of calls without a defect, and of the chances for one.
     """
     calls, chances = false_calls
     rows = []
@@ -255,7 +255,7 @@ def _group(targets: Sequence[Target]) -> dict[str, list[Target]]:
 
 
 def _fit(family: str, targets: Sequence[Target]) -> dict[str, Any]:
-    """Return a row: sizes found with 50 and 90 %, the bound of the second, and why one is missing."""
+    """Return a row: sizes found with 50 and 90 %, the bound of the latter, and why one is missing."""
     sizes_px = np.array([target.size_px for target in targets])
     hits = np.array([target.hit for target in targets])
     curve = fit_curve(sizes_px, hits)
@@ -273,7 +273,7 @@ def _fit(family: str, targets: Sequence[Target]) -> dict[str, Any]:
 
 
 def _within(size_px: float | None, drawn_px: tuple[float, float]) -> float | None:
-    """Return a size that was drawn, at least the smallest; None beyond, where nothing was tried."""
+    """Return a size within the drawn range, or the smallest; None beyond the largest, which was not tested."""
     smallest_px, largest_px = drawn_px
     if size_px is None or size_px > largest_px:
         return None
@@ -281,7 +281,7 @@ def _within(size_px: float | None, drawn_px: tuple[float, float]) -> float | Non
 
 
 def _explain(hits: NDArray[np.bool_], curve: DetectionCurve | None, largest_px: float) -> str:
-    """Return why a figure is missing, or is not to be trusted; empty otherwise."""
+    """Return why a figure is missing, or is not reliable; empty otherwise."""
     count, trials = int(hits.sum()), len(hits)
     if not count:
         at_most = upper_rate(0, trials, _CONFIDENCE)
@@ -360,7 +360,7 @@ def _draw_family(cell: Any, targets: Sequence[Target], row: dict[str, Any]) -> N
         bounds = np.array([curve.bound_at(level, _CONFIDENCE) or np.nan for level in levels])
         cell.plot(bounds, levels, color="black", linestyle="--", linewidth=1)
     values, group = np.unique(sizes_px, return_inverse=True)
-    if len(values) <= 2 * _SIZES:  # of real defects each has a size of its own
+    if len(values) <= 2 * _SIZES:  # each real defect has its own size
         fractions = np.bincount(group, hits) / np.bincount(group)
         cell.plot(values, fractions, "o", color=FOUND_COLOUR, markersize=3)
     bound_px = row["a90_95_px"]

@@ -1,4 +1,4 @@
-"""Targets: single defects of known size on good patches, and what a model says of them."""
+"""Targets: single defects of known size on good patches, and the model's verdicts on them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,9 +21,9 @@ from lit_data.synthesis import DefectSpec
 from lit_inspect.verdicts import GOOD
 
 _EPOCH = 2**31
-"""Of the random numbers, which no training comes to."""
-_EDGE_PX = 16  # from the edge of a patch inwards, where the net lacks what is around
-_REACH_PX = 3  # from a defect to where it still counts as found
+"""Epoch of the random numbers, which no training reaches."""
+_EDGE_PX = 16  # from the edge of a patch inward, where the net lacks the surroundings
+_REACH_PX = 3  # distance from a defect at which it still counts as found
 _SPARE = 3  # drawn for each target: some are at edges of patches, or change nothing
 _BATCH = 64
 
@@ -33,9 +33,9 @@ _SIZES: Mapping[str, tuple[str, float]] = {
     **dict.fromkeys(("stain", "cut_paste", "texture", "shift", "blur"), ("size_px", 1.0)),
     "line": ("width_px", 1),  # whole
     "nick": ("radius_px", 0.5),
-    "relief": ("sigma_px", 0.25),  # most of a Gaussian lies within two of them to either side
+    "relief": ("sigma_px", 0.25),  # most of a Gaussian is within two of them on either side
 }
-"""Option of a family that is its size, and the size in units of it."""
+"""Option of a family that sets its size, and the option's value per px of size."""
 
 
 def size_family(family: str, size_px: int) -> dict[str, Any]:
@@ -52,13 +52,13 @@ class Target(NamedTuple):
     """A defect and its verdict.
 
     Attributes:
-        family: Of the synthesis, or the kind of a real defect.
-        image: Path below the root.
-        y: Of its center in the image, px.
+        family: Family of the synthesis, or the kind of a real defect.
+        image: Path relative to the root.
+        y: Position of its center in the image, px.
         x: As `y`.
-        size_px: Length, diameter or width as planned; of a real defect the longer side of its box.
-        contrast: Mean change of the pixels that show it, in units of the 0..1 value range; NaN of a
-            real one.
+        size_px: Planned length, diameter or width; for a real defect the longer side of its box.
+        contrast: Mean change of the pixels that show it, in units of the 0..1 value range; NaN for
+            a real defect.
         hit: True if it was found.
     """
 
@@ -76,8 +76,8 @@ class _Drawn(NamedTuple):
 
     Attributes:
         patch: [C, H, W] float32 in 0..1.
-        image: Number of its image.
-        corner: (y, x) of the patch in it, px.
+        image: Number of the image.
+        corner: (y, x) of the patch in the image, px.
         centre: (y, x) of the defect in the patch, px.
         contrast: See `Target`.
     """
@@ -90,14 +90,14 @@ class _Drawn(NamedTuple):
 
 
 class _Defect(NamedTuple):
-    """A real defect: a connected piece of a mask.
+    """A real defect: a connected part of a mask.
 
     Attributes:
-        y: Of its center in the image, px.
+        y: Position of its center in the image, px.
         x: As `y`.
         size_px: Longer side of its box.
         box: Rows and columns of the image around it.
-        near: [rows, columns] the pixels at which it counts as found.
+        near: [rows, columns] mask of the pixels at which it counts as found.
     """
 
     y: float
@@ -108,16 +108,16 @@ class _Defect(NamedTuple):
 
 
 class Bench:
-    """Good patches of held-out images, and the judgment of what is drawn into them.
+    """Good patches of held-out images, and the verdicts on defects drawn into them.
 
     Args:
-        datamodule: After `setup`.
-        predictor: Of the model, for patches in 0..1.
-        writer: Knows names and maps of the images, which are predicted as they are.
+        datamodule: Datamodule after `setup`.
+        predictor: Predictor of the model, for patches in 0..1.
+        writer: Has names and maps of the images, which are predicted unchanged.
         options: Thresholds.
         images: Numbers of the images whose good patches and real defects are used.
-        amplitude: Weakest and strongest defect.
-        seed: Of places and defects.
+        amplitude: Smallest and largest amplitude of a defect.
+        seed: Seed of places and defects.
 
     Attributes:
         patches: [P] numbers of the good patches in the grid.
@@ -155,23 +155,24 @@ class Bench:
         return numbers
 
     def count_false_calls(self) -> tuple[int, int]:
-        """Return the good images that are not called good, and all good ones."""
+        """Return the number of good images that are not called good, and of all good ones."""
         numbers = self.list_images()
         calls = sum(self._is_called(self._map_of(number)) for number in numbers)
         return calls, len(numbers)
 
     def judge(self, family: str, size_px: int, count: int, first: int) -> list[Target]:
-        """Draw defects of one size, and ask the model for each.
+        """Draw defects of one size, and let the model judge each.
 
         Args:
-            family: Of `lit_data.synthesis.FAMILIES`.
+            family: One of `lit_data.synthesis.FAMILIES`.
             size_px: See `Target`.
-            count: Of targets; fewer where most change nothing that can be seen.
-            first: Number of the first, which decides places and defects with the seed.
+            count: Number of targets; there are fewer if most make no visible change.
+            first: Number of the first target, which determines places and defects together with the
+                seed.
         """
         targets: list[Target] = []
         for batch in self._draw(family, size_px, _SPARE * count, first):
-            # In the order of the images, as few maps are held in memory at a time.
+            # Sorted by image, so that few maps are in memory at a time.
             drawn = sorted(batch[: count - len(targets)], key=lambda one: one.image)
             for number, values in self._predictor.predict([one.patch for one in drawn]):
                 targets.append(self._judge(family, size_px, drawn[number], values[0].numpy()))
@@ -181,7 +182,7 @@ class Bench:
 
     def _judge(self, family: str, size_px: int, drawn: _Drawn, probability: Array) -> Target:
         name = self._writer.names[drawn.image]
-        # The image is as it was beside the patch, so its map is too.
+        # The image is unchanged outside the patch, so its map is too.
         values = self._map_of(drawn.image).copy()
         top, left = drawn.corner.tolist()
         part = values[top : top + probability.shape[0], left : left + probability.shape[1]]
@@ -190,7 +191,7 @@ class Bench:
         return Target(family, name, y, x, size_px, drawn.contrast, self._is_called(values))
 
     def judge_real(self) -> list[Target]:
-        """Judge real defects by what was found within a few pixels of each."""
+        """Judge real defects by the pixels found within a few pixels of each."""
         kinds = self._data.image_kinds
         targets = []
         for number, defects in self._defects.items():
@@ -203,7 +204,7 @@ class Bench:
         return targets
 
     def _draw(self, family: str, size_px: int, count: int, first: int) -> Iterator[list[_Drawn]]:
-        """Yield defects that can be seen, a batch of patches at a time."""
+        """Yield visible defects, a batch of patches at a time."""
         transform = replace(
             self._data.transformation,
             synthesis=DefectSpec(
@@ -225,17 +226,17 @@ class Bench:
             yield [drawn for drawn in _draw_batch(transform, batch) if self._is_inside(drawn)]
 
     def _is_inside(self, drawn: _Drawn) -> bool:
-        """Return True for a defect that is in its patch with its surroundings."""
+        """Return True for a defect that is in its patch together with its surroundings."""
         patch_px = np.array(self._data.patch_px)
         edge_px = np.minimum(_EDGE_PX, patch_px // 8)
-        # At an edge of the image there is nothing beyond it that the net could miss.
+        # At an edge of the image, there is nothing beyond it that the net could lack.
         beyond = self._size_of(drawn.image) - drawn.corner
         low = np.where(drawn.corner > 0, edge_px, 0)
         ends = np.where(patch_px < beyond, patch_px - edge_px, beyond)
         return bool(((drawn.centre >= low) & (drawn.centre < ends)).all())
 
     def _is_called(self, values: Array) -> bool:
-        """Return True if an image with a map does not get the verdict good."""
+        """Return True if an image with this map does not get the verdict good."""
         writer = self._writer
         defects = find_defects(
             values, threshold=self._options.least_score, min_area_px=self._options.min_area_px
@@ -251,7 +252,7 @@ class Bench:
         return np.asarray(self._read_map(self._writer.names[image]), np.float32)
 
     def _find_defects(self, number: int) -> list[_Defect]:
-        """Return the real defects of an image; none without a mask."""
+        """Return the real defects of an image; empty without a mask."""
         mask = self._data.read_mask(number)
         return [] if mask is None else _separate((mask > 0) & (mask != IGNORED))
 
@@ -266,7 +267,7 @@ def _draw_batch(transform: ImageTransform, batch: Batch) -> Iterator[_Drawn]:
     annotated = transform.annotate(batch["image"], planned)
     assert annotated is not None  # it has a plan
     plan, annotations = annotated
-    # Defects lie in the plan by the sizes of their windows, and here by patches.
+    # The plan orders defects by the sizes of their windows; here they are ordered by patch.
     order = torch.argsort(plan.row)
     centres = torch.stack((plan.y, plan.x), 1)[order].double().numpy()
     contrasts = annotations.change[order].tolist()
@@ -279,7 +280,7 @@ def _draw_batch(transform: ImageTransform, batch: Batch) -> Iterator[_Drawn]:
 
 
 def _separate(marks: Bools) -> list[_Defect]:
-    """Return each connected piece of a mask, [H, W]."""
+    """Return the connected parts of a mask [H, W]."""
     import cv2
 
     around = np.ones((2 * _REACH_PX + 1,) * 2, np.uint8)
@@ -287,7 +288,7 @@ def _separate(marks: Bools) -> list[_Defect]:
         marks.astype(np.uint8), connectivity=8
     )
     defects = []
-    for number in range(1, count):  # 0 is the ground
+    for number in range(1, count):  # 0 is the background
         left, top, width, height, _ = boxes[number].tolist()
         rows = slice(max(0, top - _REACH_PX), top + height + _REACH_PX)
         columns = slice(max(0, left - _REACH_PX), left + width + _REACH_PX)

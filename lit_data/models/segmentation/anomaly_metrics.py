@@ -1,4 +1,4 @@
-"""`AnomalyMetrics`: scores by which methods of anomaly detection are compared."""
+"""`AnomalyMetrics`: scores for comparing methods of anomaly detection."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -69,20 +69,20 @@ def _weigh_patch(
 
 
 class AnomalyMetrics(PixelScores):
-    """`PixelScores`, and what the field states beside them, from patches of images.
+    """`PixelScores` and the common metrics of anomaly detection, from patches of images.
 
     - ``image_auroc``, ``image_average_precision``: of images, whose score is the mean of the
       highest `score_fraction` of their pixels; exact, and NaN where all images have a defect or
       none has;
     - ``image_f1_max`` of the images, and the threshold of their scores that `choose_threshold`
-      gives for it; NaN there too;
-    - ``image_auroc_KIND``: that of the defective images of a kind among the good ones, where there
+      gives for it; NaN in the same cases;
+    - ``image_auroc_KIND``: that of the defective images of a kind against the good ones, if there
       are several `kinds`;
     - ``pixel_auroc``: area under the ROC curve of the pixels;
     - ``aupro_30``, ``aupro_5``: area under the curve of per-region overlap over the false positive
       rate, up to 0.3 and 0.05, as a fraction of the limit (Bergmann et al., "The MVTec anomaly
       detection dataset", IJCV 2021). A region is a connected part (8 neighbors) of the mask of an
-      image; without `whole_masks` of that of a patch, so one that patches divide counts in each;
+      image; without `whole_masks`, of that of a patch, so a divided region counts in each patch;
     - ``aupimo``: see `find_aupimo`; with `whole_masks`, and NaN without enough pixels of good images;
     - ``f1_max`` of the pixels, and ``f1_max_threshold``, where the mean F1 of the thresholds within
       a quarter of a logit is largest: the single best threshold moves with few pixels.
@@ -91,28 +91,28 @@ class AnomalyMetrics(PixelScores):
     state of the pixels is of fixed size; that of the images is three numbers for each patch, for
     each image up to 1024 pixels, and for each defective one up to 8192 bins of its marked pixels.
 
-    The patches of an image may come in any batches and on any ranks. What was reflect-padded does
-    not count, and a pixel that several patches show counts once: for the score of an image by its
-    highest score, with `sizes_px`; for all else by the patch that it lies deeper in, with
-    `whole_masks`. Without these, or the places of patches, all pixels of all patches count.
+    The patches of an image may come in any batches and on any ranks. Reflect-padded pixels do not
+    count, and a pixel in several patches counts once: for the score of an image by its highest
+    score, with `sizes_px`; otherwise in the patch whose edge is farthest away, with `whole_masks`.
+    Without these, or the positions of patches, all pixels of all patches count.
 
     Args:
-        kinds: Kind of the defects of each image, by its number; empty where none is known.
-        score_fraction: See `count_top_px`.
+        kinds: Kind of the defects of each image, by its number; empty if none is known.
+        score_fraction: Fraction of the pixels that scores an image, see `count_top_px`.
 
     Attributes:
-        sizes_px: [images, 2] int64 (height, width) of each image, by its number; None where they
-            are not known.
-        whole_masks: Masks of the images, by their numbers; None where they are not known.
-        good_quantile: Choose ``good_threshold`` of pixels and ``image_good_threshold`` of images
-            too, which so large a fraction of the good images lies below; None: do not.
-        margin: The odds of these thresholds are that much higher, as a fraction.
-        image_threshold: Score from which an image counts as defective in `confusion`; None: the
-            one of the good images, without `good_quantile` the one of the largest F1.
-        confusion: Good and defective images (rows) by what the threshold says (columns), as of the
-            last `compute`; None where all images have a defect or none has.
-        image_scores: Of the same images.
-        image_curve: Their recall and precision.
+        sizes_px: [images, 2] int64 (height, width) of each image, by its number; None if they are
+            not known.
+        whole_masks: Masks of the images, by their numbers; None if they are not known.
+        good_quantile: Fraction of the good images below ``good_threshold`` of pixels and
+            ``image_good_threshold`` of images, which are then chosen too; None does not choose them.
+        margin: Fraction by which the odds of these thresholds are raised.
+        image_threshold: Score from which an image counts as defective in `confusion`; None uses the
+            one of the good images, or without `good_quantile` the one of the largest F1.
+        confusion: Good and defective images (rows) by the threshold's verdict (columns) in the last
+            `compute`; None if all images have a defect or none has.
+        image_scores: Scores of the same images.
+        image_curve: Recall and precision of the same images.
     """
 
     regions: Tensor
@@ -150,7 +150,7 @@ class AnomalyMetrics(PixelScores):
             self.add_state(name, [], dist_reduce_fx="cat")
 
     def look_at(self, datamodule: object) -> None:
-        """Take kinds of defects, sizes and masks of whole images from a datamodule that knows them."""
+        """Read kinds of defects, sizes and masks of whole images from a datamodule that has them."""
         self.kinds = getattr(datamodule, "image_kinds", ())
         self.sizes_px = getattr(datamodule, "image_sizes_px", None)
         self.whole_masks = WholeMasks.of(datamodule)
@@ -170,10 +170,10 @@ class AnomalyMetrics(PixelScores):
             scores: [B, 1, H, W] float in 0..1.
             masks: The same shape, in {0, 1}; 255 where pixels are ignored.
             images: [B] int64, the number of each patch's image; without it images are not scored.
-            positions: [B, 2] int64 (y, x) of each patch in its image, px; without it patches share
-                no pixel.
-            unmarked: [B] bool, images that show a defect that no mask marks: they count as
-                defective, and all their pixels for their score; without it there are none.
+            positions: [B, 2] int64 (y, x) of each patch in its image, in px; without it patches
+                share no pixel.
+            unmarked: [B] bool, True for images with a defect that no mask marks: they count as
+                defective, with all their pixels in their score; None if there are none.
         """
         defective = is_marked(masks).flatten(1).any(1)
         scored = masks
@@ -198,7 +198,7 @@ class AnomalyMetrics(PixelScores):
             self._add(take_highest(scores, scored, images, positions, self.sizes_px, most))
 
     def _add(self, top: TopPixels) -> None:
-        """Add pixels to the states; where these grow large, each image keeps its highest ones only."""
+        """Add pixels to the states; if these grow large, each image keeps only its highest ones."""
         for name, part in zip(_TOP_PIXELS, top, strict=True):
             append_rows(getattr(self, name), part)
         if sum(map(len, self.top_images)) > max(MERGE_AFTER, 2 * self._merged_px):
@@ -211,7 +211,7 @@ class AnomalyMetrics(PixelScores):
         return TopPixels(*(dim_zero_cat(getattr(self, name)) for name in _TOP_PIXELS))
 
     def _count_most(self) -> int:
-        """Pixels that the score of any image is made of, at most."""
+        """Return the largest number of pixels that the score of any image uses."""
         if self.score_fraction == 0:
             return 1
         if self.sizes_px is None:
@@ -221,7 +221,7 @@ class AnomalyMetrics(PixelScores):
     def _count_regions(
         self, scores: Tensor, masks: Tensor, weigh: Callable[[int, Array], Doubles]
     ) -> None:
-        """Count the marked pixels of patches, by the weights of each patch and its mask."""
+        """Count the marked pixels of patches, weighted by `weigh` for each patch and its mask."""
         marks = is_marked(masks)
         for row in torch.nonzero(marks.flatten(1).any(1)).flatten().tolist():
             weights = weigh(row, masks[row, 0].cpu().numpy())
@@ -246,7 +246,7 @@ class AnomalyMetrics(PixelScores):
         self._add_overlap(*count_bins(image_of, bins, torch.ones_like(bins)))
 
     def _add_overlap(self, keys: Tensor, counts: Tensor) -> None:
-        """Add counts to the states; where these grow large, put equal keys together."""
+        """Add counts to the states; if these grow large, merge equal keys."""
         append_rows(self.overlap_keys, keys)
         append_rows(self.overlap_counts, counts)
         if sum(map(len, self.overlap_keys)) > max(MERGE_AFTER, 2 * self._merged_rows):
@@ -260,7 +260,7 @@ class AnomalyMetrics(PixelScores):
 
     @override
     def compute(self) -> dict[str, Tensor]:
-        """The scores; NaN without a defect, and without anything good where that matters."""
+        """Return the scores; NaN without a defect, and if needed without anything good."""
         false_counts, true_counts = self.count_above()
         false = false_counts / false_counts[-1].clamp(min=1)
         true = true_counts / true_counts[-1].clamp(min=1)
@@ -287,14 +287,14 @@ class AnomalyMetrics(PixelScores):
         return find_aupimo(self.good_bins.cpu().double().numpy(), *pixels)
 
     def score_images(self, fraction: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Score of each image that was seen, in this process alone where there are several.
+        """Return the score of each image that this process has seen.
 
         Args:
-            fraction: See `count_top_px`; None: `score_fraction`.
+            fraction: See `count_top_px`; None uses `score_fraction`.
 
         Returns:
-            [images] int64 numbers of the images, which rise, their scores as float32, and whether
-            any of their patches shows a defect as int64 in {0, 1}, on the host.
+            The ascending image numbers [images] int64, their scores as float32, and int64 in
+            {0, 1} that is 1 if any of their patches shows a defect, on the host.
         """
         numbers, image_of = torch.unique(dim_zero_cat(self.images).cpu(), return_inverse=True)
         if self.sizes_px is None:
@@ -311,7 +311,7 @@ class AnomalyMetrics(PixelScores):
         return numbers, scores, defective
 
     def _choose_by_good(self) -> dict[str, Tensor]:
-        """Choose the thresholds that `good_quantile` asks for; none where no image is good."""
+        """Choose the thresholds that `good_quantile` requests; none if no image is good."""
         if self.good_quantile is None or not len(self.images):
             return {}
         thresholds = {}
@@ -343,7 +343,7 @@ class AnomalyMetrics(PixelScores):
         return {name: score.to(self.device) for name, score in values.items()}
 
     def _find_by_kind(self, numbers: Tensor, defective: Tensor) -> dict[str, Tensor]:
-        """Mark the images that are good or of a kind, bool, for each of several kinds."""
+        """Return a bool mask of the images that are good or of a kind, for each of several kinds."""
         if not self.kinds:
             return {}
         kinds = []
@@ -359,11 +359,11 @@ class AnomalyMetrics(PixelScores):
 
 
 def join_curves(metrics: Mapping[str, Any]) -> ScoreCurves:
-    """Return the curves of metrics that were computed.
+    """Return the curves of computed metrics.
 
     Args:
-        metrics: `AnomalyMetrics` by ``images``, and `PixelScores` by ``pixels``; without these the
-            images have the curve of their pixels.
+        metrics: `AnomalyMetrics` under ``images``, and `PixelScores` under ``pixels``; without the
+            latter, the curve of pixels comes from the images.
     """
     images = metrics.get("images")
     curves = {"pixels": metrics.get("pixels", images).curve}
@@ -374,7 +374,7 @@ def join_curves(metrics: Mapping[str, Any]) -> ScoreCurves:
 
 
 def _find_best(f1: Tensor) -> int:
-    """Find where a smoothed curve [8192] is largest; of equal places the middle."""
+    """Return where a smoothed curve [8192] is largest, in the middle of equal places."""
     window = 2 * _SMOOTH + 1
     (mean_f1,) = avg_pool1d(f1[None], window, 1, _SMOOTH, count_include_pad=False)
     best = torch.nonzero(mean_f1 >= mean_f1.max() - 1e-6).flatten()
@@ -382,7 +382,7 @@ def _find_best(f1: Tensor) -> int:
 
 
 def _area(false_rates: Tensor, hit_rates: Tensor, limit: float) -> Tensor:
-    """Area under a curve over the false positive rate up to `limit`, as a fraction of it."""
+    """Return the area under a curve over the false positive rate up to `limit`, divided by it."""
     x = torch.cat([false_rates.new_zeros(1), false_rates])
     y = torch.cat([hit_rates.new_zeros(1), hit_rates])
     widths = x.diff().clamp(max=(limit - x[:-1]).clamp(min=0))

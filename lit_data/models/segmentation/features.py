@@ -1,4 +1,4 @@
-"""`FeatureDifferenceModule`: compare by features of a frozen encoder, of which thresholds alone are learned."""
+"""`FeatureDifferenceModule`: comparison by features of a frozen encoder, with learned thresholds."""
 
 import logging
 
@@ -20,26 +20,27 @@ log = logging.getLogger(__name__)
 
 
 class FeatureDifferenceModule(OnePassModule, SegmentationModule):
-    """Score a target by how far its features are from those of its references.
+    """Scores a target by the distance of its features from those of its references.
 
     Nothing is trained. One pass over training images samples distances at places where no mask
-    marks a defect, by which the net scales its strides; validation then chooses the thresholds of
-    ``predict``, and training ends. Takes the batches of `SegmentationModule`, and logs its scores.
+    marks a defect, and the net uses them to scale its strides. Validation then chooses the
+    thresholds of ``predict``, and training ends. The module takes the batches of
+    `SegmentationModule`, and logs its scores.
 
     Args:
-        net: Compares.
-        places: Most places of the sample.
-        seed: Of the sample.
-        false_alarms_per_patch: See `SegmentationModule`, as for all that follow.
+        net: Net that compares.
+        places: Largest number of places in the sample.
+        seed: Seed of the sample.
+        false_alarms_per_patch: See `SegmentationModule` for this and the following.
         baseline: Score the difference of target and references too.
         anomaly_metrics: Score whole images too.
-        image_score_fraction: Of the pixels of an image, the highest, whose mean is its score.
-        quantile: Of good validation images, whose scores lie below the thresholds.
-        margin: By which the odds of these are higher.
+        image_score_fraction: Fraction of an image's pixels, the highest ones, whose mean scores it.
+        quantile: Fraction of good validation images whose scores are below the thresholds.
+        margin: Fraction by which the odds of the thresholds are raised.
 
     Raises:
-        ConfigError: An option is out of its range, or the net is no `LiteDifference`; later, that
-            several processes train, or that no good place was seen.
+        ConfigError: An option is out of its range, or the net is not a `LiteDifference`; later,
+            several processes train, or no good place was seen.
     """
 
     net: LiteDifference

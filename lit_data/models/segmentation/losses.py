@@ -1,4 +1,4 @@
-"""`PixelLoss`: cross entropy of pixels and overlap of regions, for two classes and for more."""
+"""`PixelLoss`: cross entropy of pixels and overlap of regions, for two or more classes."""
 
 import inspect
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from lit_data.core.checks import check_choice
 from lit_data.core.errors import ConfigError
 from lit_data.core.types import IGNORED
 
-# A small defect; the mean over all pixels would drown it in background that is right already.
+# Size of a small defect, which a mean over all pixels would hide among correct background.
 _DEFECT_PX = 10.0
-# Makes overlap finite, and an empty answer right, where a sample has no defect.
+# Makes overlap finite, and an empty answer correct, if a sample has no defect.
 _SMOOTH_PX = 2.0
 _SETTLED = 30.0
 
@@ -23,26 +23,27 @@ _SETTLED = 30.0
 class PixelLoss(nn.Module):
     """Cross entropy of pixels plus the overlap of regions.
 
-    Computed in float32 whatever the precision of the run.
+    It is computed in float32, regardless of the precision of the run.
 
-    For each sample the sum of the cross entropy over its pixels divided by 10, the size of a small
-    defect (`rare`), or its mean (`mean`), plus `dice_weight` times soft Dice (Milletari et al.,
-    "V-Net", 3DV 2016), ``1 - (2 sum(p m) + 2) / (sum(p) + sum(m) + 2)``. With `mean` only samples
-    that show a defect have a Dice term: that of the others would be large for a few pixels too
-    many, and outweigh what the defects teach. With more classes it is the mean of the one of any
-    defect and of those of the classes that the sample shows: where each sample lacks most classes,
-    their own terms would drown them. The loss is the mean over the samples. No sample changes the
-    weight of another, so a batch gives the same gradient when it is worked off in micro-batches or
-    on several ranks, each weighted by its samples.
+    The loss of a sample is the sum of the cross entropy over its pixels divided by 10, the size of
+    a small defect (`rare`), or the mean (`mean`), plus `dice_weight` times soft Dice (Milletari et
+    al., "V-Net", 3DV 2016), ``1 - (2 sum(p m) + 2) / (sum(p) + sum(m) + 2)``. With `mean`, only
+    samples with a defect have a Dice term: that of the others would be large for a few wrong
+    pixels, and outweigh the defects. With more classes, Dice is the mean of that of any defect and
+    those of the classes in the sample: if most samples lack most classes, the terms of absent
+    classes would dominate. The loss is the mean over the samples. No sample changes the weight of
+    another, so a batch gives the same gradient in micro-batches or on several ranks, each weighted
+    by its samples.
 
     Args:
-        unit: `rare` for defects of a few pixels; `mean` for masks that fill a part that can be seen
-            from afar.
+        unit: `rare` for defects of a few pixels; `mean` for masks that fill a large part of the
+            image.
         dice_weight: Weight of the overlap.
-        focal_gamma: The cross entropy of a pixel times ``(1 - p)^gamma``, p what the true class got
-            (Lin et al., "Focal loss for dense object detection", ICCV 2017); 0 leaves it.
-        tversky: In the overlap the weights of false alarms and of misses (Salehi et al., "Tversky
-            loss function", MLMI 2017); 0.5 each is Dice.
+        focal_gamma: Exponent of the factor ``(1 - p)^gamma`` on the cross entropy of a pixel, with
+            the probability p of the true class (Lin et al., "Focal loss for dense object
+            detection", ICCV 2017); 0 has no effect.
+        tversky: Weights of false alarms and of misses in the overlap (Salehi et al., "Tversky loss
+            function", MLMI 2017); 0.5 each is Dice.
         class_weights: [K] factors on the cross entropy of pixels by their true class, the
             background first.
 
@@ -73,7 +74,7 @@ class PixelLoss(nn.Module):
         self.focal_gamma = focal_gamma
         self.tversky = tuple(tversky)
         weights = None if class_weights is None else torch.tensor(list(class_weights))
-        # The options say them again.
+        # The options repeat them.
         self.register_buffer("class_weights", weights, persistent=False)
 
     @override
@@ -81,9 +82,9 @@ class PixelLoss(nn.Module):
         """Return the loss, a scalar.
 
         Args:
-            logits: [B, 1, H, W], of a defect; or [B, K, H, W], of the background and of each kind
-                of defect.
-            masks: [B, 1, H, W] in 0..1, or numbers of classes; 255 where pixels are ignored.
+            logits: [B, 1, H, W] for a defect, or [B, K, H, W] for the background and each kind of
+                defect.
+            masks: [B, 1, H, W] in 0..1, or class numbers; 255 where pixels are ignored.
         """
         logits = logits.float().flatten(2)
         truth = masks.float().flatten(2)
@@ -108,7 +109,7 @@ class PixelLoss(nn.Module):
         return (pixels + self.dice_weight * missed).mean()
 
     def _miss_regions(self, probability: Tensor, target: Tensor) -> Tensor:
-        """Return what of the overlap is missing, [B]; both are [B, classes behind the background, H * W]."""
+        """Return the missing overlap, [B], of tensors [B, classes after the background, H * W]."""
         if target.shape[1] == 1:
             return self._miss_overlap(probability, target)[:, 0]
         any_defect = probability.sum(1, keepdim=True)
@@ -120,7 +121,7 @@ class PixelLoss(nn.Module):
         return torch.where(present.any(1), (union + by_class) / 2, union)
 
     def _miss_overlap(self, probability: Tensor, target: Tensor) -> Tensor:
-        """Return what of the overlap of each class is missing, [B, classes]."""
+        """Return the missing overlap of each class, [B, classes]."""
         false_alarms, misses = self.tversky
         both = 2 * (probability * target).sum(2)
         either = 2 * false_alarms * probability.sum(2) + 2 * misses * target.sum(2)
@@ -129,7 +130,7 @@ class PixelLoss(nn.Module):
 
 
 def choose_loss(loss: Literal["rare", "mean"] | nn.Module, **options: Any) -> nn.Module:  # noqa: ANN401 - of `PixelLoss`
-    """Return a loss of your own as it is, or the `PixelLoss` of that name.
+    """Return a loss of your own unchanged, or the `PixelLoss` of that name.
 
     Raises:
         ConfigError: Your loss would ignore an option that is not at its default.
@@ -149,15 +150,15 @@ def choose_loss(loss: Literal["rare", "mean"] | nn.Module, **options: Any) -> nn
 
 def _compare_two(logits: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return cross entropy [B, H * W], and probability and truth of a defect [B, 1, H * W]."""
-    # The gradient of pixels that are right beyond 30 is stopped: below about 1e-38 it makes CPUs
-    # ten times slower.
+    # The gradient of pixels that are correct beyond a logit of 30 is stopped, because CPUs are ten
+    # times slower with gradients below about 1e-38.
     settled = torch.where(truth > 0, logits.clamp(max=_SETTLED), logits.clamp(min=-_SETTLED))
     entropy = F.binary_cross_entropy_with_logits(settled, truth, reduction="none")[:, 0]
     return entropy, settled.sigmoid(), truth
 
 
 def _compare_classes(logits: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return cross entropy [B, H * W], probability and truth of each class behind the background [B, K - 1, H * W]."""
+    """Return cross entropy [B, H * W], and each class's probability and truth [B, K - 1, H * W]."""
     numbers = truth[:, 0].long()
     scores = logits.log_softmax(1).clamp(min=-_SETTLED)
     entropy = -scores.gather(1, numbers[:, None])[:, 0]

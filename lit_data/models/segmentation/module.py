@@ -1,4 +1,4 @@
-"""`SegmentationModule`: learn to mark the pixels of true defects."""
+"""`SegmentationModule`: learns to mark the pixels of true defects."""
 
 import logging
 import math
@@ -61,65 +61,65 @@ _THRESHOLDS = {
 
 
 class SegmentationModule(ScoredModule):
-    """A net, a loss for rare pixels, and scores beside those of the plain difference.
+    """A net with a loss for rare pixels, scored in comparison with the plain difference.
 
-    Takes batches with ``image`` [B, 3, H, W] float32 in 0..1 and ``mask`` [B, 1, H, W] in {0, 1},
-    or numbers of `classes`; 255 where pixels are ignored.
+    It takes batches with ``image`` [B, 3, H, W] float32 in 0..1 and ``mask`` [B, 1, H, W] in
+    {0, 1}, or numbers of `classes`; 255 where pixels are ignored.
 
-    Logs ``train/loss`` in each step, ``val/loss`` in training, and after validation and test, with
-    ``val/`` or ``test/`` before it:
+    It logs ``train/loss`` in each step, ``val/loss`` in training, and after validation and test,
+    with the prefix ``val/`` or ``test/``:
 
     - ``average_precision``: of pixels;
     - ``dice``: of pixels, at probability 0.5;
     - ``defect_recall``: fraction of defects found at 0.1 false alarms per patch;
-    - with `baseline` each with ``_baseline`` behind it: the same for the score ``|target -
-      mean(ref)|``, its Dice at the best threshold;
-    - with `classes` for each of them ``iou_NAME`` and ``dice_NAME``, and ``mean_iou`` and
-      ``mean_dice`` of those that there are; all else then counts every class as a defect;
-    - with `anomaly_metrics` those of `AnomalyMetrics`, of whole images; where a datamodule has
-      ``draw_images`` for a split, of those. With `baseline` average precision and Dice stay those
-      of patches. Checkpoints then hold the thresholds of the last validation, which ``predict``
-      takes: ``predict_threshold`` of pixels, and, where good and defective images were validated,
-      ``image_threshold`` of images, which is else -1, with ``image_threshold_fraction``, the
-      fraction it is for; with `baseline` also ``reference_limits``, of references that fit;
-    - with `quantile` these thresholds, ``good_threshold`` and ``image_good_threshold``, after
-      validation alone.
+    - with `baseline`, each of them with the suffix ``_baseline`` for the score ``|target -
+      mean(ref)|``, with Dice at its best threshold;
+    - with `classes`, ``iou_NAME`` and ``dice_NAME`` of each class, and ``mean_iou`` and
+      ``mean_dice`` of the classes present; all other scores count every class as a defect;
+    - with `anomaly_metrics`, those of `AnomalyMetrics` for whole images, or for those of the
+      datamodule's ``draw_images`` if a split has them. With `baseline`, average precision and Dice
+      stay those of patches. Checkpoints then hold the thresholds of the last validation for
+      ``predict``: ``predict_threshold`` of pixels; ``image_threshold`` of images, or -1 unless good
+      and defective images were validated, with ``image_threshold_fraction``, the fraction it is
+      for; and with `baseline` ``reference_limits``, of matching references;
+    - with `quantile`, the thresholds ``good_threshold`` and ``image_good_threshold``, only after
+      validation.
 
     Scores of a split that has nothing to score, such as recall without a defect, are NaN.
 
-    `load_from_checkpoint` restores the plain arguments; `net`, and an `optimizer` of your own, are
-    given again: ``SegmentationModule.load_from_checkpoint(path, net=CompareNet(width=32))``.
+    `load_from_checkpoint` restores the plain arguments; pass `net`, and your own `optimizer`,
+    again: ``SegmentationModule.load_from_checkpoint(path, net=CompareNet(width=32))``.
 
     Args:
-        net: From [B, C, H, W] images to [B, 1, H, W] logits; with `classes` to a logit for the
-            background and one for each of them.
-        optimizer: Makes the optimizer from the parameters; AdamW by default.
-        schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the
-            optimizer has it.
+        net: Net from images [B, C, H, W] to logits [B, 1, H, W]; with `classes`, to one logit for
+            the background and one for each class.
+        optimizer: Function that makes the optimizer from the parameters; AdamW by default.
+        schedule: Learning rate over the run, see `learning_rate_factor`; `none` keeps that of the
+            optimizer.
         loss: `rare` for defects of a few pixels, `mean` for masks that fill more, see `PixelLoss`;
-            or a loss of your own, from logits [B, 1, H, W] and masks of that shape, with `classes`
-            from [B, K, H, W] and numbers [B, H, W] int64, with 255 where pixels are ignored.
-        dice_weight: See `PixelLoss`, as `focal_gamma` and `tversky`.
-        class_weights: See there; `balanced`: ``pixels / (K * pixels of the class)`` in the training
-            images.
-        classes: Names of the kinds of defects that are told apart.
-        false_alarms_per_patch: Rate at which ``defect_recall`` is taken; none leaves it out.
-        baseline: Channel 0 is a target and the others are its references: score their difference
-            too.
-        anomaly_metrics: Log what methods of anomaly detection are compared by; ``image_index`` [B]
-            tells whose patches they are.
-        image_score_fraction: An image scores as the mean of this fraction of its pixels, the
-            highest ones, at least 1 and at most 1024; 0: as its highest pixel.
-        quantile: Of the good validation images, the fraction that lies below the thresholds, by the
-            score of the image and by its highest pixel; 1 is the highest of them. None: thresholds
-            of the largest F1, which defective images are needed for.
-        margin: The odds of the thresholds of `quantile` are that much higher, as a fraction, since
-            a few images do not show the highest score.
+            or a loss of your own for logits [B, 1, H, W] and masks of that shape, with `classes`
+            for [B, K, H, W] and numbers [B, H, W] int64, with 255 where pixels are ignored.
+        dice_weight: See `PixelLoss`, also for `focal_gamma` and `tversky`.
+        class_weights: See `PixelLoss`; `balanced` is ``pixels / (K * pixels of the class)`` in the
+            training images.
+        classes: Names of the kinds of defects that are distinguished.
+        false_alarms_per_patch: Rate at which ``defect_recall`` is measured; None leaves it out.
+        baseline: Also score the difference between channel 0, a target, and the others, which are
+            its references.
+        anomaly_metrics: Log the metrics of anomaly detection; ``image_index`` [B] gives the image
+            of each patch.
+        image_score_fraction: Fraction of an image's pixels, the highest ones, whose mean scores it,
+            at least 1 and at most 1024 pixels; 0 uses its highest pixel.
+        quantile: Fraction of the good validation images below the thresholds, by the score of the
+            image and by its highest pixel; 1 is the highest of them. None uses the thresholds of
+            the largest F1, which require defective images.
+        margin: Fraction by which the odds of the thresholds of `quantile` are raised, because a few
+            images do not show the highest score.
 
     Raises:
         ConfigError: The schedule or the loss is unknown, a fraction is out of its range,
             `class_weights` are not one for each class, or `quantile` is given without
-            `anomaly_metrics`; later, that the net or the datamodule has other classes.
+            `anomaly_metrics`; later, the net or the datamodule has other classes.
     """
 
     predict_threshold: Tensor
@@ -191,7 +191,7 @@ class SegmentationModule(ScoredModule):
         """Refuse a datamodule with other classes, and take the kinds of its defects.
 
         Raises:
-            ConfigError: It has.
+            ConfigError: The classes differ.
         """
         datamodule = self._datamodule
         known = tuple(getattr(datamodule, "classes", self.classes) or ())
@@ -222,7 +222,7 @@ class SegmentationModule(ScoredModule):
         With classes [B, K, H, W], the background first.
 
         Raises:
-            ConfigError: The net gives others.
+            ConfigError: The net gives logits of another shape.
         """
         logits: Tensor = self.net(images)
         logit_count = len(self.classes) + 1 if self.classes else 1
@@ -247,11 +247,11 @@ class SegmentationModule(ScoredModule):
 
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Probabilities, with what is needed to put them back into their image.
+        """Return probabilities with the positions needed to stitch them into images.
 
         Returns:
-            ``probability`` [B, 1, H, W] float32 in 0..1 of a defect; with classes that of each of
-            them under ``classes``, [B, K - 1, H, W]; and ``index``, ``image_index``, ``position``
+            ``probability`` [B, 1, H, W] float32 in 0..1 of a defect; with classes, that of each
+            class under ``classes``, [B, K - 1, H, W]; and ``index``, ``image_index``, ``position``
             of the batch.
         """
         answers: dict[str, Tensor] = {
@@ -291,7 +291,7 @@ class SegmentationModule(ScoredModule):
             places = {name: batch[name][drawn] for name in ("image_index", "position")}
             self._score_images(stage, probability[drawn], masks[drawn], places)
             return
-        # Patches with defects of their own show no whole image.
+        # Patches with drawn defects show no whole image.
         if not self._is_drawn[stage]:
             self._score_images(stage, probability, masks, batch)
         # Probabilities close to 1 are equal in float32, logits are not.
@@ -318,7 +318,7 @@ class SegmentationModule(ScoredModule):
         if "pixels" in metrics:
             metrics["pixels"].update(scores, masks)
         if "defects" in metrics:
-            if unmarked is not None:  # whose patches would allow false alarms
+            if unmarked is not None:  # their patches would allow false alarms
                 ranks, masks = ranks[~unmarked], masks[~unmarked]
             metrics["defects"].update(ranks, masks)
 
@@ -347,7 +347,7 @@ class SegmentationModule(ScoredModule):
         return named
 
     def _take_images(self, images: AnomalyMetrics, stage: str) -> dict[str, Tensor]:
-        """Return the scores of images; validation chooses thresholds, which judge those of a test."""
+        """Return the scores of images; validation chooses the thresholds that a test uses."""
         if stage == "val":
             images.good_quantile, images.margin = self.quantile, self.margin
         elif self.image_threshold >= 0:
@@ -361,10 +361,10 @@ class SegmentationModule(ScoredModule):
         return scores
 
     def _score_drawn(self, stage: str) -> bool:
-        """Score whole images as they are and with synthetic defects, those of this rank.
+        """Score this rank's whole images without changes and with synthetic defects.
 
         Returns:
-            False in the trial before a training, in which none are scored.
+            False in the sanity check before a training, in which none are scored.
         """
         trainer = self.trainer
         if trainer.sanity_checking:
@@ -391,7 +391,7 @@ class SegmentationModule(ScoredModule):
                 "threshold of the best F1 is used, if there is one",
                 self.quantile,
             )
-        # Without a defect among the validated pixels no threshold is better than another.
+        # Without a defect among the validated pixels, no threshold is better than another.
         if scores.get("f1_max", 0) > 0:
             self.predict_threshold.fill_(scores["f1_max_threshold"])
         if scores.get("image_f1_max", 0) > 0:
@@ -410,19 +410,19 @@ class SegmentationModule(ScoredModule):
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Hold the thresholds of the last validation: callbacks that average weights average buffers."""
+        """Store the thresholds of the last validation, because weight averaging may average buffers."""
         for name, value in self.named_buffers():
             if name in _THRESHOLDS or name == "reference_limits":
                 checkpoint["state_dict"][name] = value
 
 
 class ClassScores(MulticlassConfusionMatrix):
-    """IoU and Dice of each class behind the background, and their means.
+    """IoU and Dice of each class after the background, and their means.
 
-    Over all pixels that are not ignored.
+    All pixels count that are not ignored.
 
     Args:
-        classes: Their names.
+        classes: Names of the classes.
     """
 
     def __init__(self, classes: Sequence[str]) -> None:
@@ -431,7 +431,7 @@ class ClassScores(MulticlassConfusionMatrix):
 
     @override
     def compute(self) -> dict[str, Tensor]:  # type: ignore[override]  # the matrix is what these are made of
-        """Return the scores; those of a class of which no pixel is there are NaN, as means without any."""
+        """Return the scores; NaN for classes without pixels, and for means without classes."""
         counts = super().compute()
         matrix = counts.to(widest_float(counts.device))
         hits = matrix.diagonal()[1:]
@@ -465,7 +465,7 @@ def _join_classes(logits: Tensor) -> Tensor:
 
 
 def plain_difference(images: Tensor) -> Tensor:
-    """Return the score that any engineer would try first: |target - mean(references)|.
+    """Return the simplest score, |target - mean(references)|.
 
     Args:
         images: [B, C, H, W]; channel 0 is the target.
@@ -477,7 +477,7 @@ def plain_difference(images: Tensor) -> Tensor:
 
 
 def _draw_none(_: str) -> None:
-    """Stand in for ``draw_images`` of a datamodule."""
+    """Replace ``draw_images`` of a datamodule without it."""
 
 
 def _make_scores(
@@ -487,11 +487,11 @@ def _make_scores(
 ) -> dict[str, nn.ModuleDict]:
     scores: dict[str, nn.ModuleDict] = {}
     for stage, suffix in product(_STAGES, suffixes):
-        # The plain difference is no probability, so its Dice is that of its best threshold.
+        # The plain difference is not a probability, so its Dice is that of its best threshold.
         metrics: dict[str, Metric] = {}
         if image_score_fraction is not None and not suffix:
             metrics["images"] = AnomalyMetrics(score_fraction=image_score_fraction)
-        # Images score their pixels too, each once; beside a baseline those of patches count.
+        # Images also score their pixels, each once; with a baseline, the pixels of patches count.
         if "images" not in metrics or "_baseline" in suffixes:
             metrics["pixels"] = PixelScores(threshold=None if suffix else 0.5)
         if false_alarms_per_patch is not None:

@@ -245,7 +245,7 @@ def read_voc_labels(
     """Read one XML file for each image.
 
     Pixels count from 1 and ``xmax``, ``ymax`` belong to the box, as the VOC development kit
-    measures them (``VOCevaldet.m``: width = ``xmax - xmin + 1``). So x1 = (xmin - 1) / width, x2 =
+    measures it (``VOCevaldet.m``: width = ``xmax - xmin + 1``). So x1 = (xmin - 1) / width, x2 =
     xmax / width, and a box from 1 to the width of the image covers it; detectron2
     ``data/datasets/pascal_voc.py`` reads it the same way. A box with ``xmin == xmax`` is one pixel
     wide. If a box of any file begins at 0, all boxes are taken from edge to edge, counted from 0,
@@ -256,9 +256,9 @@ def read_voc_labels(
         frames: Frames of the images.
         files: XML file of each image; None for an image without boxes.
         classes: Names of the classes; by default those that occur, sorted.
-        difficult: What becomes of objects that are marked as difficult.
-        on_bad: ``skip`` leaves bad objects out and lists them. Files that cannot be read or that
-            state another size than their image has stay an error.
+        difficult: Treatment of objects that are marked as difficult.
+        on_bad: ``skip`` skips bad objects and lists them. Files that cannot be read, or that
+            state another size than that of their image, stay an error.
 
     Raises:
         ConfigError: An argument is not allowed.

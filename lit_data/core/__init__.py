@@ -1,1 +1,1 @@
-"""Parts that every room uses: errors, checks, types, random numbers, grids, files, devices and batches of any form."""
+"""Parts that all packages use: errors, checks, types, random numbers, grids, files, devices and batches."""

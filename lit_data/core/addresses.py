@@ -1,4 +1,4 @@
-"""Options and addresses of folders on servers, neither of which may hold credentials."""
+"""Options and addresses of folders on servers, neither of which may contain credentials."""
 
 import math
 import re
@@ -26,34 +26,34 @@ _WRAPPERS = (
     "async_wrapper", "asyncwrapper", "blockcache", "cached", "dask", "data", "dir", "filecache", "generic",
     "libarchive", "reference", "simplecache", "tar", "zip",
 )  # fmt: skip
-"""File systems of fsspec that read through another one, or hold their content in the address."""
+"""File systems of fsspec that read through another one, or have their content in the address."""
 
 _STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory")
-"""Schemes of stores in which a file is there as a whole or as before."""
+"""Schemes of stores that replace files atomically."""
 
 _TARGET = "lit_data.core.addresses.RemoteOptions"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteOptions:
-    """Options of reading a folder on a server. Credentials have no place here: they belong to the machine.
+    """Options for reading a folder on a server, without credentials, which belong to the machine.
 
     Args:
-        connections: Files that are read at a time.
-        retries: How often a read is tried again after a timeout, a broken connection or an
-            overloaded server.
-        backoff_s: Longest wait before the first of these; each next one may wait twice as long, up
+        connections: Number of files that are read at a time.
+        retries: Number of retries of a read after a timeout, a broken connection or an overloaded
+            server.
+        backoff_s: Longest wait before the first retry; each further one may wait twice as long, up
             to 30 s.
-        timeout_s: Longest time without a byte.
-        max_bytes: Most bytes of all wanted files together, refused before anything is read; none
-            has no limit.
-        checksums: Compare with the sums that the server states; sizes are always compared.
-        file_list: File below the root that names the files, with or without SHA-256 sums. None:
-            ``SHA256SUMS`` where there is one.
-        offline: Where the server cannot be reached: `warn` goes on with a complete mirror, `error`
-            ends. `always` never asks the server.
-        endpoint_url: Of a server that speaks S3.
-        region: Of S3.
+        timeout_s: Longest time without receiving a byte.
+        max_bytes: Most bytes of all wanted files together; more are refused before anything is
+            read. None for no limit.
+        checksums: Compare with the checksums that the server states; sizes are always compared.
+        file_list: File below the root that lists the files, with or without SHA-256 sums. None for
+            ``SHA256SUMS``, if it exists.
+        offline: Behavior if the server cannot be reached: `warn` continues with a complete mirror,
+            `error` fails. `always` never contacts the server.
+        endpoint_url: URL of an S3-compatible server.
+        region: Region of S3.
         anon: Read a public S3 bucket without credentials.
 
     Raises:
@@ -100,12 +100,12 @@ class RemoteOptions:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A folder on a server.
+    """Address of a folder on a server.
 
     Args:
-        scheme: In small letters.
-        place: What follows ``://``, without a slash at its end.
-        key: Of the option that names it, for messages.
+        scheme: Scheme in lower case.
+        place: Part after ``://``, without a trailing slash.
+        key: Key of the option with the address, for messages.
     """
 
     scheme: str
@@ -117,28 +117,28 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The address without a slash at its end."""
+        """Address without a trailing slash."""
         return f"{self.scheme}://{self.place}"
 
     @property
     def slug(self) -> str:
-        """The last part of the address, as a name of a local folder."""
+        """Last part of the address, as the name of a local folder."""
         return (
             re.sub(r"[^A-Za-z0-9._-]", "_", self.place.rpartition("/")[2]).strip(".")[:64] or "root"
         )
 
     def name(self, name: str) -> str:
-        """A file of the folder, for messages."""
+        """Return the address of a file in the folder, for messages."""
         return f"{self}/{escape(name)}"
 
 
 def is_remote(root: PathText | None) -> bool:
-    """Return True if a root is an address on a server and not a local path."""
+    """Return True if a root is an address on a server instead of a local path."""
     return isinstance(root, str) and _REMOTE.match(root) is not None
 
 
 def is_sharded(root: PathText | None) -> bool:
-    """Return True if the name of a root is that of a dataset of shards."""
+    """Return True if a root has the name of a sharded dataset."""
     return root is not None and str(root).rstrip("/").endswith(SHARDS_SUFFIX)
 
 
@@ -149,21 +149,22 @@ def check_root(root: str | None) -> None:
         ConfigError: See `parse_address`.
     """
     if root is not None:
-        # Also of an address that is mistyped, so that it looks like a path.
+        # Also check a mistyped address, which looks like a path.
         check_no_credentials(root, "data.root")
         if is_remote(root):
             parse_address(root)
 
 
 def parse_address(root: str, key: str = "data.root") -> Address:
-    """Read the address of a folder.
+    """Parse the address of a folder.
 
     Args:
         root: The address.
-        key: Of the option that names it.
+        key: Key of the option with the address.
 
     Raises:
-        ConfigError: It holds credentials, which are not repeated, or it is none that can be read.
+        ConfigError: The address contains credentials, which the error does not repeat, or is not
+            supported.
     """
     check_no_credentials(root, key)
     scheme, _, folder = root.partition("://")
@@ -189,14 +190,14 @@ def parse_address(root: str, key: str = "data.root") -> Address:
 
 
 def parse_store(address: str, key: str) -> Address:
-    """Read the address of a folder that results lie in.
+    """Parse the address of a folder of results.
 
     Args:
-        address: as typed.
-        key: of the option that names it.
+        address: The address as typed.
+        key: Key of the option with the address.
 
     Raises:
-        ConfigError: it cannot be read, or half-written files would be seen there.
+        ConfigError: The address is not supported, or partly written files would be visible there.
     """
     parsed = parse_address(address, key)
     if parsed.scheme not in _STORES:
@@ -213,10 +214,10 @@ def check_plain(node: object, key: str = "") -> None:
 
     Args:
         node: Resolved plain data.
-        key: Where it stands.
+        key: Key of the node.
 
     Raises:
-        ConfigError: Names the key and never its value.
+        ConfigError: There are credentials; the error names the key but never its value.
     """
     if isinstance(node, str):
         check_no_credentials(node, f"'{key}'")
@@ -231,13 +232,13 @@ def check_plain(node: object, key: str = "") -> None:
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Refuse words of a command line that hold credentials in an address.
+    """Refuse words of a command line with credentials in an address.
 
     Args:
-        words: Such as ``data.root=s3://bucket/folder``.
+        words: Words such as ``data.root=s3://bucket/folder``.
 
     Raises:
-        ConfigError: Names the key and never its value.
+        ConfigError: There are credentials; the error names the key but never its value.
     """
     for word in words:
         key = word.partition("=")[0]

@@ -1,4 +1,4 @@
-"""`Bank`: what images and volumes by number have in common, wherever they lie."""
+"""`Bank`: common base of images and volumes by number, local or remote."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -9,15 +9,15 @@ from lit_data.core.types import Ints, LookAhead
 class Bank(ABC):
     """Items by number, in groups that are read together.
 
-    The defaults are those of items whose files lie on this machine: each is a group by itself, and
-    nothing has to be fetched.
+    The defaults are for items with local files: each item is a group of its own, and nothing has to
+    be fetched.
 
     Attributes:
-        skipped: (path, what is wrong) of each item that was left out.
-        fetches: True if groups come from elsewhere when they are needed. Then the files that the
-            items were made from are not here.
-        fits: True if all groups have room here at once.
-        window_bytes: Most bytes of the groups that an order may mix; None for any number.
+        skipped: (path, what is wrong) of each skipped item.
+        fetches: True if groups are downloaded when they are needed; the files that the items were
+            made from are then not local.
+        fits: True if all groups fit here at once.
+        window_bytes: Most bytes of the groups that an order may mix; None for no limit.
     """
 
     skipped: tuple[tuple[str, str], ...]
@@ -42,35 +42,35 @@ class Bank(ABC):
         """Return the first source path of an item."""
 
     def groups_of(self, numbers: Ints) -> Ints:
-        """[n] number of the group of each of some items."""
+        """Return [n] group numbers of the given items."""
         return numbers
 
     @abstractmethod
     def count_bytes(self, numbers: Ints) -> Ints:
-        """[n] bytes that are read with each of some items: those of its group."""
+        """Return [n] bytes that are read with each of the given items, which are those of its group."""
 
     def look_ahead(self, numbers: Ints) -> LookAhead | None:
-        """Begin to fetch the groups of items, which are given in the order of their use.
+        """Begin to fetch the groups of items, given in the order of their use.
 
         Returns:
-            None where nothing has to be fetched.
+            The fetcher, or None if nothing has to be fetched.
         """
         return None
 
     def stamp(self, index: int) -> list[int]:
-        """Return whole numbers that change with an item: size and time of its file.
+        """Return integers that change with an item: size and time of its file.
 
-        They are none for a folder, whose time says nothing of the files in it.
+        A folder has none, since its time tells nothing about the files in it.
         """
         path = Path(self.name(index))
         status = path.stat()
         return [] if path.is_dir() else [status.st_size, status.st_mtime_ns]
 
     def check_size(self) -> None:  # noqa: B027 - most banks have nothing to check
-        """Raise if a mapped file changed its length; cheap.
+        """Check that no mapped file changed its length, which is cheap.
 
-        Reading past its end kills a process, which cannot be caught.
+        A read past the end of a file kills a process, which cannot be caught.
 
         Raises:
-            StoreCorruptError: A file is not as long as it should be.
+            StoreCorruptError: A file has another length than it should.
         """

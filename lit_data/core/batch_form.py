@@ -1,10 +1,10 @@
-"""Number of samples in a batch of any form, and some of them cut out of it.
+"""Count and slice the samples of a batch of any form.
 
 Frameworks keep samples in two ways. *Fields*: tensors whose first dimension is the sample, in
-mappings, tuples, dataclasses (what torch's `default_collate` makes). *Apart*: a list or tuple with
-one entry for each sample, as torchvision's detectors take them. A list of four images [4, 8, 8] can
-be read both ways, so what is known of the loader decides, and what cannot be told apart is refused,
-never guessed.
+mappings, tuples or dataclasses, as torch's `default_collate` makes them. *Apart*: a list or tuple
+with one entry for each sample, as torchvision's detectors take them. A list of four images
+[4, 8, 8] can be read both ways, so the known properties of the loader decide, and ambiguous batches
+are refused instead of guessed.
 """
 
 import copy
@@ -22,7 +22,7 @@ from lit_data.core.types import COUNT_SUFFIX
 
 HINT = "give the LightningModule or its datamodule a method slice_batch(batch, start, stop)"
 _OWNER = "batch_idx"  # Ultralytics: the image that each object belongs to
-_OBJECTS = ("cls", "bboxes", "keypoints", "segments", "obb")  # what it has for each object
+_OBJECTS = ("cls", "bboxes", "keypoints", "segments", "obb")  # its fields for each object
 _IMAGES = ("img", "image", "images")
 _MOST_FIELDS = 16  # more entries than that are samples
 _MOST_CHANNELS = 4
@@ -35,13 +35,13 @@ def count_samples(batch: Any, sizes: Collection[int] = (), *, stacked: bool = Fa
     Args:
         batch: Tensors, arrays and plain values in mappings, sequences, dataclasses and objects with
             a length.
-        sizes: Sizes that batches of its loader can have, if they are known; they decide between
-            several readings.
-        stacked: Its loader stacks samples, so that no list has one entry for each sample.
+        sizes: Sizes that batches of the loader can have, if known; they decide between several
+            readings.
+        stacked: True if the loader stacks samples, so that no list has one entry for each sample.
 
     Returns:
-        The number; 0 where the parts of the batch contradict each other and `sizes` does not
-        decide.
+        The number of samples; 0 if the parts of the batch contradict each other and `sizes` does
+        not decide.
     """
     readings = _lengths(batch, stacked)
     if len(readings) == 1 and (not sizes or not readings.isdisjoint(sizes)):
@@ -55,10 +55,10 @@ def count_samples(batch: Any, sizes: Collection[int] = (), *, stacked: bool = Fa
 
 
 def count_plain(batch: Any) -> int:  # noqa: ANN401
-    """Count samples of tensors of one length in a dict, or in a list of several ranks.
+    """Count the samples of tensors of one length in a dict, or in a list of tensors of several ranks.
 
-    Returns 0 for anything else. Most batches are such, can be read in one way only, and take a few
-    microseconds here where `count_samples` takes some tens.
+    Return 0 for anything else. Most batches have this form and only one reading, and take a few
+    microseconds here, compared with tens of microseconds in `count_samples`.
     """
     parts: Iterable[tuple[Any, Any]] = ()
     if type(batch) is dict:
@@ -75,22 +75,22 @@ def count_plain(batch: Any) -> int:  # noqa: ANN401
 
 
 def slice_batch(batch: Any, start: int, stop: int, samples: int, *, stacked: bool = False) -> Any:  # noqa: ANN401
-    """Return samples `start` to `stop` of a batch: views of its tensors, parts of its lists.
+    """Return samples `start` to `stop` of a batch, as views of its tensors and parts of its lists.
 
-    What has no first dimension (numbers, text, 0-dim tensors) goes into every piece. The items of a
-    ragged field ``boxes`` lie behind each other, and ``boxes_count`` says how many each sample has;
-    or ``batch_idx`` says which image each belongs to, as in Ultralytics' batches, and counts from 0
-    in each piece.
+    Values without a first dimension (numbers, text, 0-dim tensors) go into every piece. The items
+    of a ragged field ``boxes`` are concatenated, and ``boxes_count`` has their number for each
+    sample; or ``batch_idx`` has the image of each item, as in batches of Ultralytics, and counts
+    from 0 in each piece.
 
     Args:
         batch: As in `count_samples`.
         start: First sample.
-        stop: Behind the last sample.
-        samples: Of the whole batch.
+        stop: End of the samples, excluded.
+        samples: Number of samples of the whole batch.
         stacked: As in `count_samples`.
 
     Raises:
-        ConfigError: A part has another length, or could be read in two ways.
+        ConfigError: A part has another length, or has two readings.
     """
     if (start, stop) == (0, samples):
         return batch
@@ -98,12 +98,12 @@ def slice_batch(batch: Any, start: int, stop: int, samples: int, *, stacked: boo
 
 
 def batch_tensors(batch: Any) -> list[Any]:  # noqa: ANN401 - any nesting of tensors
-    """Return the tensors of a batch that have a batch dimension; dicts in the order of their keys."""
+    """Return the tensors of a batch with a batch dimension; dicts in the order of their keys."""
     return list(walk_tensors(batch))
 
 
 def walk_tensors(batch: Any) -> Iterator[Any]:  # noqa: ANN401 - any nesting of tensors
-    """Yield the tensors of `batch_tensors` one by one, for who needs the first ones alone."""
+    """Yield the tensors of `batch_tensors` one by one, for callers that need only the first ones."""
     if isinstance(batch, Mapping):
         for key in sorted(batch, key=str):
             yield from walk_tensors(batch[key])
@@ -118,7 +118,7 @@ def walk_tensors(batch: Any) -> Iterator[Any]:  # noqa: ANN401 - any nesting of 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Cut:
-    """Cuts samples `start` to `stop` out of the parts of one batch."""
+    """Cutter of samples `start` to `stop` from the parts of one batch."""
 
     start: int
     stop: int
@@ -129,9 +129,7 @@ class _Cut:
         """Cut a part of the batch; `apart` if another part keeps its samples apart."""
         if isinstance(value, Mapping):
             return self._mapping(value)
-        if hasattr(
-            value, "slice_samples"
-        ):  # a plan of what is synthesised, which knows its samples
+        if hasattr(value, "slice_samples"):  # a plan of synthesis, which knows its samples
             return value.slice_samples(self.start, self.stop)
         if _is_record(value):
             return self._record(value)
@@ -146,7 +144,7 @@ class _Cut:
     def _record(self, value: Any) -> Any:  # noqa: ANN401 - a dataclass
         init_fields = {}
         for item in dataclasses.fields(value):
-            if item.init:  # what __post_init__ makes is made anew
+            if item.init:  # __post_init__ makes the other fields again
                 init_fields[item.name] = getattr(value, item.name)
         return dataclasses.replace(value, **self._mapping(init_fields))
 
@@ -159,7 +157,7 @@ class _Cut:
             piece = value[self.start : self.stop]
         except (TypeError, KeyError, IndexError, ValueError):
             piece = None
-        # A piece of a subclass of tensors may be a plain one.
+        # A piece of a tensor subclass may be a plain tensor.
         is_of_type = hasattr(value, "ndim") or type(piece) is type(value)
         if not is_of_type or len(piece) != self.stop - self.start:
             raise ConfigError(f"a {type(value).__name__} cannot be split by [start:stop]: {HINT}")
@@ -183,9 +181,9 @@ class _Cut:
         return value[before : before + inside]
 
     def _objects(self, batch: Mapping[Any, Any], owner: Any) -> dict[Any, Any]:  # noqa: ANN401 - a tensor or an array
-        """Cut objects that name their image: those of some images, whose numbers begin with 0 again."""
+        """Cut the objects of the wanted images, and renumber these images from 0."""
         is_inside = (owner >= self.start) & (owner < self.stop)
-        # With one object for each image in turn, both readings give the same.
+        # With one object for each image in turn, both readings have the same result.
         is_one_each = owner.tolist() == list(range(self.samples))
         pieces = {}
         for key, value in batch.items():
@@ -223,10 +221,10 @@ class _Cut:
 
 
 def _lengths(value: Any, stacked: bool, *, strict: bool = True) -> set[int]:  # noqa: ANN401
-    """Numbers of samples that a part may be said to have; empty if it says nothing.
+    """Return the numbers of samples that a part may have; empty if it does not tell.
 
-    Where entries of a list differ in length, they are taken for samples, unless `strict` is off:
-    then for fields too, one of which is not split.
+    If entries of a list differ in length, they count as samples. Unless `strict` is True, they
+    also count as fields, one of which is not split.
     """
     if _is_record(value):
         value = _list_fields(value)
@@ -251,7 +249,7 @@ def _mapping_lengths(batch: Mapping[Any, Any], stacked: bool, *, strict: bool) -
     lengths = _agree(readings)
     if len(lengths) == 1 and _may_be_loaders(batch, lengths):
         return set().union(*readings)
-    # Lists of plain values only decide where the other parts leave a choice, or say nothing.
+    # Lists of plain values decide only if the other parts leave a choice, or do not tell.
     if len(lengths) > 1:
         return lengths & column_lengths or lengths
     if not lengths and len(column_lengths) == 1:
@@ -260,10 +258,10 @@ def _mapping_lengths(batch: Mapping[Any, Any], stacked: bool, *, strict: bool) -
 
 
 def _may_be_loaders(batch: Mapping[Any, Any], lengths: set[int]) -> bool:
-    """Return True if each part may hold fields of a loader of its own, with another batch size.
+    """Return True if each part may have the fields of a separate loader with another batch size.
 
     ``{"labelled": [x, y], "unlabelled": [x, y]}`` has two entries in each list, which could be two
-    samples. Lists of images, with few channels in front, are such.
+    samples. Lists of images, with a few channels first, are an example.
     """
     inner_lengths = []
     for part in batch.values():
@@ -276,7 +274,7 @@ def _may_be_loaders(batch: Mapping[Any, Any], lengths: set[int]) -> bool:
 
 
 def _inner_lengths(parts: Sequence[Any], stacked: bool, *, strict: bool = True) -> set[int]:
-    """Numbers of samples if the parts are fields: those on which all agree, if there is one."""
+    """Return the numbers of samples if the parts are fields: those on which all agree, if any."""
     if len(parts) > _MOST_FIELDS:
         return set()
     readings = [_lengths(part, stacked) for part in parts if not _is_column(part)]
@@ -284,7 +282,7 @@ def _inner_lengths(parts: Sequence[Any], stacked: bool, *, strict: bool = True) 
 
 
 def _parts_that_count(batch: Mapping[Any, Any]) -> list[Any]:
-    """Parts of a mapping that say how many samples it has: not ragged ones."""
+    """Return the parts of a mapping that tell its number of samples, without ragged ones."""
     if _find_owner(batch) is not None:
         images = [batch[key] for key in _IMAGES if key in batch]
         if images:
@@ -295,16 +293,16 @@ def _parts_that_count(batch: Mapping[Any, Any]) -> list[Any]:
     ragged_lengths = {_length(batch[key]) for key in ragged_keys}
     parts = []
     for key, part in batch.items():
-        # What is as long as a ragged field may belong to its items.
+        # A field as long as a ragged field may belong to its items.
         if key not in ragged_keys and (key in count_keys or _length(part) not in ragged_lengths):
             parts.append(part)
     return parts
 
 
 def _find_owner(batch: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - a tensor or an array
-    """Return for each object its image, in a batch as Ultralytics has it; none in any other.
+    """Return the image of each object in a batch of Ultralytics, or None for other batches.
 
-    Others call the numbers of samples ``batch_idx``.
+    Other libraries use ``batch_idx`` for the numbers of samples.
     """
     owner = batch.get(_OWNER)
     has_objects = any(key in batch for key in _OBJECTS)
@@ -312,7 +310,7 @@ def _find_owner(batch: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - a tensor or 
 
 
 def _agree(readings: Iterable[set[int]], *, strict: bool = False) -> set[int]:
-    """Numbers that all readings have; without one, all of them, or none if `strict`."""
+    """Return the numbers that all readings share; if there are none, all numbers, or none if `strict`."""
     sets = [lengths for lengths in readings if lengths]
     every = set[int]().union(*sets)
     common = every.intersection(*sets)
@@ -322,7 +320,7 @@ def _agree(readings: Iterable[set[int]], *, strict: bool = False) -> set[int]:
 
 
 def _has_apart(parts: Iterable[Any], stacked: bool) -> bool:
-    """Return True if one of several fields can only be a list with an entry for each sample."""
+    """Return True if one of the fields can only be a list with one entry for each sample."""
     return not stacked and any(_is_apart(part, stacked) for part in parts)
 
 
@@ -333,14 +331,14 @@ def _is_apart(part: Any, stacked: bool) -> bool:  # noqa: ANN401
 
 
 def _looks_apart(parts: Sequence[Any]) -> bool:
-    """Return True for entries that are rather samples: no framework puts fields like these so."""
+    """Return True for entries that are probably samples, since no framework arranges fields so."""
     first = parts[0]
     is_sample = isinstance(first, Mapping) or _is_record(first) or 2 <= _rank(first) <= 3
     return isinstance(parts, list) and is_sample
 
 
 def _are_alike(parts: Sequence[Any]) -> bool:
-    """Return True if the parts could be samples: of one type, with one rank or the same keys."""
+    """Return True if the parts could be samples, with the same type and the same rank or keys."""
     return len({_kind(part) for part in parts[:_MOST_FIELDS]}) == 1
 
 
@@ -354,14 +352,14 @@ def _kind(part: Any) -> object:  # noqa: ANN401
 
 
 def _is_column(value: Any) -> bool:  # noqa: ANN401
-    """Return True for a list of plain things, such as paths or scalars, and not of parts with samples."""
+    """Return True for a list of plain values, such as paths or scalars, instead of parts with samples."""
     if not isinstance(value, list | tuple) or hasattr(value, "_fields"):
         return False
     return all(_is_whole(item) or _is_column(item) for item in value)
 
 
 def _is_whole(value: Any) -> bool:  # noqa: ANN401
-    """Return True if a value has nothing that could be split."""
+    """Return True if a value cannot be split."""
     if isinstance(value, _PLAIN):
         return True
     if hasattr(value, "ndim"):
@@ -372,7 +370,7 @@ def _is_whole(value: Any) -> bool:  # noqa: ANN401
 
 
 def _length(value: Any) -> int:  # noqa: ANN401
-    """Count the entries of what can be cut by [start:stop]; -1 for anything else."""
+    """Return the length of a value that can be sliced by [start:stop], or -1 for other values."""
     can_be_cut = hasattr(value, "__len__") and hasattr(value, "__getitem__")
     return len(value) if can_be_cut and getattr(value, "ndim", 1) > 0 else -1
 
@@ -390,7 +388,7 @@ def _rank(value: Any) -> int:  # noqa: ANN401
 
 
 def like_mapping(batch: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
-    """Return values in a mapping of the same type where that is possible."""
+    """Return values in a mapping of the same type, if possible."""
     if type(batch) is dict or not isinstance(batch, MutableMapping):
         return values
     like = copy.copy(batch)  # a defaultdict keeps its factory
@@ -400,21 +398,21 @@ def like_mapping(batch: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[An
 
 
 def cut_evenly(samples: int, size: int) -> list[tuple[int, int]]:
-    """Return the fewest pieces of at most `size` samples, as even as can be.
+    """Return the fewest pieces of at most `size` samples, as even as possible.
 
-    Of 9 samples at most 8 at once are 5 and 4. Even pieces need less memory than full ones with a
-    remainder, for as many steps, and batch norm never meets a single sample where it could meet
-    more.
+    For example, 9 samples in pieces of at most 8 are split into 5 and 4. Even pieces need less
+    memory than full ones with a remainder, for as many steps, and avoid batches of a single sample
+    for batch norm.
 
     Args:
-        samples: Of the batch.
+        samples: Number of samples of the batch.
         size: Most samples of a piece.
 
     Returns:
-        First sample of each piece, and the one behind its last.
+        First sample and end of each piece.
     """
     pieces = -(-samples // size)
     smaller, larger_pieces = divmod(samples, pieces)
-    # Larger ones first: errors show at once.
+    # Larger pieces come first, so that errors appear at once.
     ends = [smaller * piece + min(piece, larger_pieces) for piece in range(pieces + 1)]
     return list(itertools.pairwise(ends))

@@ -1,4 +1,4 @@
-"""Checks of options, with messages that say what is allowed."""
+"""Checks of options, with messages that state what is allowed."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -36,15 +36,15 @@ _LISTS = (list, tuple, set, frozenset, Sequence, Collection, Iterable)
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse a value that is not one of some; 1 is not True.
+    """Refuse a value that is not one of the choices; 1 is not True.
 
     Args:
-        name: Of the option.
-        value: What was given.
-        choices: As `typing.get_args` of a Literal gives them.
+        name: Name of the option.
+        value: Value of the option.
+        choices: Allowed values, as from `typing.get_args` of a Literal.
 
     Raises:
-        ConfigError: It is none of them.
+        ConfigError: The value is not one of the choices.
     """
     if not _is_choice(value, choices):
         raise ConfigError(f"{name}={value!r} is unknown: choose one of {_list_choices(choices)}")
@@ -55,16 +55,16 @@ def _is_choice(value: object, choices: Sequence[object]) -> bool:
 
 
 def _list_choices(choices: Sequence[object]) -> str:
-    """Return values as YAML has them, in one line."""
+    """Return values in YAML notation, in one line."""
     names = map(str, choices)
     return ", ".join(_IN_YAML.get(name, name) for name in names)
 
 
 def check_count(name: str, value: object, least: int, most: int | None = None) -> None:
-    """Refuse a value that is no whole number of at least `least`, and of at most `most` if given.
+    """Refuse a value that is not an integer from `least` to `most`, which may be None.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: The value is refused.
     """
     if not is_count(value, least, most):
         allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
@@ -72,32 +72,32 @@ def check_count(name: str, value: object, least: int, most: int | None = None) -
 
 
 def check_counts(**counts: object) -> None:
-    """Refuse values, by the names of their options, that are no whole numbers of at least 1.
+    """Refuse values that are not integers of at least 1; keywords are the names of the options.
 
     Raises:
-        ConfigError: One is not.
+        ConfigError: A value is refused.
     """
     for name, value in counts.items():
         check_count(name, value, 1)
 
 
 def is_count(value: object, least: int, most: int | None = None) -> TypeGuard[int]:
-    """Return True for a whole number between two bounds; a bool is an int in Python, and none."""
+    """Return True for an integer between two bounds; a bool does not count."""
     if isinstance(value, bool) or not isinstance(value, int):
         return False
     return least <= value and (most is None or value <= most)
 
 
 def check_saved_counts(owner: str, state: Mapping[str, object], names: Iterable[str]) -> None:
-    """Refuse entries of a saved state that are no counts, while it is known that it is at fault.
+    """Refuse entries of a saved state that are not counts, before they cause other errors.
 
     Args:
-        owner: Whose state, for the message.
-        state: From a checkpoint.
-        names: Of the entries, which must be there.
+        owner: Owner of the state, for the message.
+        state: State from a checkpoint.
+        names: Names of the entries, which must exist.
 
     Raises:
-        ValueError: One is no whole number from 0 on.
+        ValueError: An entry is not an integer of at least 0.
     """
     for name in names:
         count = state[name]
@@ -106,35 +106,35 @@ def check_saved_counts(owner: str, state: Mapping[str, object], names: Iterable[
 
 
 def check_share(name: str, value: float) -> None:
-    """Refuse a value that is no share above 0 and up to 1.
+    """Refuse a value that is not a fraction above 0 and up to 1.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: The value is refused.
     """
     if not 0 < value <= 1:
         raise ConfigError(f"{name}={value} must be a fraction: give a number above 0 and up to 1")
 
 
 def check_fraction(name: str, value: object, largest: float = 1) -> None:
-    """Refuse a value that is no number from 0 to a largest one.
+    """Refuse a value that is not a number from 0 to `largest`.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: The value is refused.
     """
     if not isinstance(value, Real) or not 0 <= float(value) <= largest:
         raise ConfigError(f"{name}={value!r} must be between 0 and {largest:g}")
 
 
 def check_outside_root(folder: Path, root: object, key: str) -> None:
-    """Refuse to write into the folder that is read: its files would be images of the next run.
+    """Refuse to write into the data folder, since the files would be images of the next run.
 
     Args:
-        folder: To write to.
+        folder: Folder to write to.
         root: Folder or address of the data; None for a synthetic dataset.
-        key: Of the option that names the folder.
+        key: Key of the option with the folder.
 
     Raises:
-        ConfigError: It lies below `root`.
+        ConfigError: The folder is `root` or below it.
     """
     if not root or "://" in str(root):
         return
@@ -148,15 +148,15 @@ def check_outside_root(folder: Path, root: object, key: str) -> None:
 def call_checked(
     target: Callable[..., Made], args: Sequence[object], options: Mapping[str, object], key: str
 ) -> Made:
-    """Call a function or class that checks its arguments itself; then check their kinds.
+    """Call a function or class that checks its arguments itself, then check their types.
 
-    Where it fails, too: a wrong kind says more than the error that it leads to.
+    The types are also checked if the call fails: a wrong type is a clearer error than its effect.
 
     Args:
-        target: What is called.
+        target: Function or class to call.
         args: Arguments that are not checked.
-        options: Arguments that are.
-        key: Of the node that they come from, for messages.
+        options: Arguments that are checked.
+        key: Key of the node with the arguments, for messages.
 
     Raises:
         ConfigError: See `check_types`.
@@ -173,23 +173,22 @@ def call_checked(
 
 
 def check_types(target: Callable[..., Any], options: Mapping[str, object], key: str = "") -> None:
-    """Refuse arguments that a function or class does not have, or of another kind than annotated.
+    """Refuse arguments that a function or class does not have, or whose type is not as annotated.
 
-    A list may stand for a tuple and a whole number for a number, as in YAML; text is no list of
-    letters. What cannot be told from the annotation, such as a name in quotes or a protocol,
-    passes.
+    A list may stand for a tuple and an integer for a float, as in YAML; text is not a list of
+    letters. Annotations that cannot be checked, such as a name in quotes or a protocol, pass.
 
     Args:
-        target: What is called.
+        target: Function or class to call.
         options: Arguments by their names.
-        key: Of the node that they come from, for messages.
+        key: Key of the node with the arguments, for messages.
 
     Raises:
-        ConfigError: Names the key, the value and what may be given.
+        ConfigError: An argument is refused; the error names the key, the value and what is allowed.
     """
     arguments = read_arguments(target)
     unknown = sorted(options.keys() - arguments.hints.keys())
-    # With **kwargs any name may be right; what it means is checked by those that take it.
+    # With **kwargs any name may be right; the function that uses it checks it.
     if unknown and not arguments.takes_any:
         choices = ", ".join(arguments.hints)
         raise ConfigError(f"'{key}' has no '{unknown[0]}': choose from {choices}")
@@ -201,12 +200,12 @@ def check_types(target: Callable[..., Any], options: Mapping[str, object], key: 
 
 
 class Arguments(NamedTuple):
-    """Arguments of a function or class that may be given by name.
+    """Arguments of a function or class that may be passed by name.
 
     Attributes:
-        hints: Their annotations, by their names.
-        takes_any: True with ``**kwargs`` that say no names.
-        roles: What ``Annotated`` says of some of them beside their type, by their names.
+        hints: Annotations of the arguments, by name.
+        takes_any: True with ``**kwargs`` without names.
+        roles: Metadata in ``Annotated`` besides the type, by name.
     """
 
     hints: dict[str, Any]
@@ -215,12 +214,12 @@ class Arguments(NamedTuple):
 
 
 def read_arguments(target: Callable[..., Any]) -> Arguments:
-    """Read which arguments a function or class takes.
+    """Read the arguments that a function or class takes.
 
     ``**options: Unpack[Keywords]`` stands for the keys of that dict.
 
     Raises:
-        ValueError: It is written in C, and does not say.
+        ValueError: The target is written in C without a signature.
     """
     hints: dict[str, Any] = {}
     takes_any = False
@@ -242,7 +241,7 @@ def read_arguments(target: Callable[..., Any]) -> Arguments:
 
 
 def list_options(kind: type, role: object) -> set[str]:
-    """Return the options of a class to which it, or a class that it derives from, gives a role."""
+    """Return the options of a class with a role, including those of its base classes."""
     names: set[str] = set()
     for owner in kind.__mro__:
         if "__init__" in vars(owner) and owner is not object:
@@ -253,7 +252,7 @@ def list_options(kind: type, role: object) -> set[str]:
 
 
 def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - any annotation
-    """Return True if a value is of the kind of an annotation, or that cannot be told."""
+    """Return True if a value fits an annotation, or if that cannot be checked."""
     kind, inner = get_origin(hint) or hint, list(get_args(hint))
     if kind in (Union, UnionType):
         return any(_fits(value, each) for each in inner)
@@ -272,7 +271,7 @@ def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - any annotation
     if kind in _LISTS:
         if isinstance(value, str | Mapping) or not isinstance(value, Collection):
             return False
-        has_own_kinds = kind is tuple or not inner  # of a list all entries are of one kind
+        has_own_kinds = kind is tuple or not inner  # all entries of a list have the same type
         return _all_fit([*value], inner if has_own_kinds else [*inner, ...])
     return getattr(kind, "_is_protocol", False) or isinstance(value, kind)
 
@@ -286,7 +285,7 @@ def _all_fit(values: Sequence[object], hints: Sequence[Any]) -> bool:
 
 
 def _describe(hint: Any) -> str:  # noqa: ANN401 - any annotation
-    """Say in words what an annotation asks for."""
+    """Describe an annotation in words."""
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, UnionType):
         return " or ".join(dict.fromkeys(map(_describe, inner)))

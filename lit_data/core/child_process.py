@@ -1,4 +1,4 @@
-"""Processes of Python that import what this one does, and nothing of the folder they stand in."""
+"""Python processes with the imports of this one, without those of their working folder."""
 
 import multiprocessing
 import os
@@ -11,13 +11,13 @@ from lit_data.core.import_path import list_folders
 
 
 def python_command(*words: str) -> list[str]:
-    """Return a command of this Python."""
-    # -P keeps the working folder, which may be anybody's, off the import path.
+    """Return a command for this Python interpreter."""
+    # -P keeps the working folder, which may not be trusted, off the import path.
     return [sys.executable, "-P", *words]
 
 
 def python_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment for `python_command`, whose imports are those of this process.
+    """Return the environment for `python_command`, with the imports of this process.
 
     Args:
         changes: Further variables.
@@ -26,15 +26,15 @@ def python_environment(changes: Mapping[str, str] | None = None) -> dict[str, st
 
 
 def watch_parent() -> None:
-    """End this process within a second of the death of its parent.
+    """End this process within a second after its parent ends.
 
-    A parent that is killed cannot say so, and a child that waits for tasks would wait for ever.
+    A killed parent cannot notify a child, which would wait for tasks forever.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    # Under a fork server, `is_alive` alone is not enough: the server lives as long as its children.
+    # With a fork server, `is_alive` is not enough: the server lives as long as its children.
     parent, parent_id = multiprocessing.parent_process(), os.getppid()
     while parent and parent.is_alive() and os.getppid() == parent_id:
         parent.join(1)

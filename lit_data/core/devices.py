@@ -1,4 +1,4 @@
-"""Abilities and precision of devices, constants on them, and memory of the CPU that is reused."""
+"""Capabilities and precision of devices, constants on them, and reused memory of the CPU."""
 
 import math
 import threading
@@ -23,7 +23,7 @@ _BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "sve_bf16", "
 _CPU_INFO = Path("/proc/cpuinfo")
 free_memory: list[memoryview] = []
 returned_memory: "deque[memoryview]" = deque()
-"""Appended to by finalizers, which run in the midst of anything: so it needs no lock."""
+"""Free memory that finalizers append to; they may run at any time, so it must not need a lock."""
 
 _lock = threading.Lock()
 
@@ -32,7 +32,7 @@ def widest_float(device: "torch.device | None" = None) -> "torch.dtype":
     """Return float64, or float32 on an Apple GPU, which has no float64.
 
     Args:
-        device: The device; none for a dtype that works on each device of this machine.
+        device: The device; None for a dtype that works on every device of this machine.
     """
     import torch
 
@@ -42,12 +42,12 @@ def widest_float(device: "torch.device | None" = None) -> "torch.dtype":
 
 @contextmanager
 def exact_products(device: "torch.device") -> Iterator[None]:
-    """Keep matrices of float32 on a GPU from being multiplied in TF32, as a run may allow.
+    """Multiply float32 matrices exactly on a GPU, even if a run allows TF32.
 
-    TF32 has 11 bits: the product of matrices of a warp would miss by half a pixel in 1,000.
+    TF32 has 11 bits: the product of the matrices of a warp would be off by half a pixel in 1,000.
 
     Args:
-        device: Where they are multiplied.
+        device: Device of the matrices.
     """
     import torch
 
@@ -65,16 +65,16 @@ def exact_products(device: "torch.device") -> Iterator[None]:
 def has_fast_bf16(device_type: str) -> bool:
     """Return True if bfloat16 is faster than float32.
 
-    That is CUDA from compute capability 8.0, and CPUs with instructions for it. Measured on two
-    cores, forward and backward of a convolution and of a linear layer against float32: 1.6 and 1.9
-    times as fast with AVX512-BF16, 1.1 and 2.5 times as slow with AVX512 alone, 13 and 34 times as
-    slow with AVX2.
+    This holds for CUDA from compute capability 8.0, and for CPUs with instructions for it. Measured
+    on two cores against float32, the forward and backward passes of a convolution and of a linear
+    layer are 1.6 and 1.9 times as fast with AVX512-BF16, 1.1 and 2.5 times as slow with only
+    AVX512, and 13 and 34 times as slow with AVX2.
     """
     import torch
 
     if device_type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    # Without oneDNN a convolution in bfloat16 goes value by value, whatever the processor has.
+    # Without oneDNN, a convolution in bfloat16 runs value by value on any processor.
     has_convolutions: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if device_type != "cpu" or not has_convolutions:
         return False
@@ -82,12 +82,12 @@ def has_fast_bf16(device_type: str) -> bool:
 
 
 def read_cpu_flags(cpu_info: Path = _CPU_INFO) -> frozenset[str]:
-    """Return the instruction sets of the processor, as torch names them, or else Linux.
+    """Return the instruction sets of the processor, as named by torch, or else by Linux.
 
-    Empty where neither knows.
+    The result is empty if neither knows.
 
     Args:
-        cpu_info: Linux's file, which is read if torch is older than ``torch.cpu.get_capabilities``.
+        cpu_info: File of Linux that is read if torch has no ``torch.cpu.get_capabilities``.
     """
     import torch
 
@@ -109,7 +109,7 @@ def read_cpu_flags(cpu_info: Path = _CPU_INFO) -> frozenset[str]:
 def runs_on_cpu(tensor: "torch.Tensor") -> bool:
     """Return True if NumPy and OpenCV may work on a tensor.
 
-    It is on the CPU, and torch.compile does not trace the call.
+    The tensor must be on the CPU, and torch.compile must not trace the call.
     """
     import torch
 
@@ -117,11 +117,11 @@ def runs_on_cpu(tensor: "torch.Tensor") -> bool:
 
 
 def reused(shape: "Sequence[int]") -> "torch.Tensor":
-    """Return an unset float32 tensor on the CPU.
+    """Return an uninitialized float32 tensor on the CPU.
 
-    A large one lies in memory that is used again when its last reference is gone. The system takes
-    back large blocks that an allocator frees, and gives them out zeroed page by page: for batches
-    of some MB that takes longer than to augment them.
+    The memory of a large tensor is reused when its last reference is gone. The system takes back
+    large blocks that an allocator frees, and returns them zeroed page by page, which takes longer
+    for batches of some MB than their augmentation.
     """
     import torch
 
@@ -136,7 +136,7 @@ def reused(shape: "Sequence[int]") -> "torch.Tensor":
 
 
 def _take_memory(nbytes: int) -> memoryview:
-    """Return free memory of at least so many bytes, and at most twice as many, or new memory."""
+    """Return free memory of one to two times the given bytes, or new memory."""
     while returned_memory:
         free_memory.append(returned_memory.popleft())
     del free_memory[:-_MOST_FREE]
@@ -152,18 +152,18 @@ def divided(images: "torch.Tensor", divisor: float) -> "torch.Tensor":
 
     if images.device.type != "cpu":
         return torch.div(images, divisor)
-    # In one pass a CPU takes five times as long, as it casts value by value.
+    # A single pass takes a CPU five times as long, because it casts value by value.
     return reused(images.shape).copy_(images).div_(divisor)
 
 
 def change_each(change: "Callable[[int], None]", samples: "torch.Tensor") -> None:
     """Call a change with the number of each sample.
 
-    Where a sample is large, in as many threads as torch uses.
+    Large samples are changed in as many threads as torch uses.
 
     Args:
-        change: Works in OpenCV and NumPy, which let other threads run.
-        samples: [B, ...] on the CPU, which are changed.
+        change: Function that uses OpenCV and NumPy, which let other threads run.
+        samples: [B, ...] samples on the CPU, which are changed in place.
     """
     import torch
 
@@ -184,14 +184,14 @@ def change_each(change: "Callable[[int], None]", samples: "torch.Tensor") -> Non
 def constant(
     values: tuple[float, ...], device: "torch.device", dtype: "torch.dtype | None" = None
 ) -> "torch.Tensor":
-    """Return numbers on a device, brought there once: each copy from the host makes it wait.
+    """Return numbers on a device, copied once, because each copy from the host makes it wait.
 
-    They are shared, and not to be changed.
+    The tensor is shared and must not be changed.
 
     Args:
         values: The numbers.
         device: Their device.
-        dtype: float32 by default.
+        dtype: Dtype; float32 by default.
     """
     import torch
 

@@ -1,9 +1,9 @@
-"""Every error that lit_data raises on purpose, and the exit code each one gives the command line.
+"""All errors that lit_data raises on purpose, with their exit codes for the command line.
 
-Each class takes one string that holds all a user needs: what is wrong, with which file or option,
-what was found, what is allowed, what to do. One string only, and defined at module level, because
-torch rebuilds the exception of a worker as ``type(text)``; a class that cannot be rebuilt so hangs
-the loader (pytorch/pytorch#142884).
+Each class takes one string with everything a user needs: what is wrong, with which file or option,
+what was found, what is allowed, and what to do. There is only one string, and classes are defined
+at module level, because torch rebuilds the exception of a worker as ``type(text)``; a class that
+cannot be rebuilt so hangs the loader (pytorch/pytorch#142884).
 """
 
 import logging
@@ -16,7 +16,7 @@ import lit_inspect.errors
 from lit_inspect.counts import counted
 
 escape = lit_inspect.errors.escape
-"""Shows control characters, line breaks and undecodable bytes of a text as escapes."""
+"""Escapes for control characters, line breaks and undecodable bytes of a text."""
 
 _CAUSES = 5  # so that a message fits into one screen of 100 x 30
 _NAMES = 3
@@ -31,7 +31,7 @@ class LitDataError(Exception):
     """Base of all errors a user can act on.
 
     Attributes:
-        problems: (path, what is wrong) of every bad file, where the text shows but some.
+        problems: (path, what is wrong) of every bad file, even if the text shows only some.
     """
 
     exit_code: ClassVar[int] = 1
@@ -39,82 +39,82 @@ class LitDataError(Exception):
 
     @property
     def headline(self) -> str:
-        """The line that says what is wrong; details above it are indented."""
+        """Line that states what is wrong; details above it are indented."""
         return find_headline(str(self))
 
 
 class ConfigError(LitDataError, ValueError):
-    """A wrong option, an unknown key or a refused ``_target_``."""
+    """Error of a wrong option, an unknown key or a refused ``_target_``."""
 
     exit_code = 2
 
 
 class DataError(LitDataError):
-    """An image, mask, label or path of the user is bad."""
+    """Error of a bad image, mask, label or path of the user."""
 
     exit_code = 3
 
 
 class MachineError(LitDataError):
-    """A machine, or a disk in the network, cannot read now; the file may be good."""
+    """Error of a machine or a network disk that cannot read now; the file may be good."""
 
     exit_code = 4
 
 
 class StoreError(LitDataError):
-    """Base of everything that is wrong with a decoded store or another file written by lit_data."""
+    """Base of errors of a decoded store, or of another file written by lit_data."""
 
     exit_code = 4
 
 
 class StoreCorruptError(StoreError):
-    """The store's bytes are not what its header says."""
+    """Error of a store whose bytes do not match its header."""
 
 
 class StoreStaleError(StoreError):
-    """The sources or the decode options changed since the store was built, and rebuilding is off."""
+    """Error of a store whose sources or decode options changed, if rebuilding is off."""
 
 
 class StoreBusyError(StoreError):
-    """Another process held the store's lock for longer than the stated wait."""
+    """Error of a store whose lock another process held for longer than the stated wait."""
 
 
 class StoreSpaceError(StoreError):
-    """The disk has no room for the store."""
+    """Error of a disk without enough space for the store."""
 
 
 class BatchMemoryError(LitDataError):
-    """A batch does not fit into memory even with one sample."""
+    """Error of a batch that does not fit into memory even with one sample."""
 
     exit_code = 5
 
 
 class WorkerDiedError(LitDataError):
-    """A worker died, hung past its timeout or could not report its own error."""
+    """Error of a worker that died, hung past its timeout or could not report its own error."""
 
     exit_code = 6
 
 
 class RankMismatchError(LitDataError):
-    """The ranks disagree about the work to do."""
+    """Error of ranks that disagree about the work to do."""
 
     exit_code = 6
 
 
 def list_some(names: Sequence[object]) -> str:
-    """Return the first of some names, for a message that many of its kind may stand beside."""
+    """Return the first few names, for a message that may be one of many."""
     return list_first(names, _MOST_NAMES)
 
 
 def list_first(names: Sequence[object], count: int = 4) -> str:
-    """Return the first of some names, and how many more there are."""
+    """Return the first names, and the number of further ones."""
     text = ", ".join(escape(str(name)) for name in names[:count])
     more = len(names) - count
     return f"{text} and {more} more" if more > 0 else text
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a library's error, or its class where it has no text."""
+    """Return the first line of the error of a library, or its class if it has no text."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:_LONGEST_LINE]
 
@@ -122,12 +122,12 @@ def first_line(error: BaseException) -> str:
 def causes_of(
     error: BaseException | None, *, contexts: Literal["none", "shown", "all"] = "none"
 ) -> Iterator[BaseException]:
-    """Yield an error and those that it was raised from, the last one first.
+    """Yield an error and the errors that it was raised from, the last one first.
 
     Args:
-        error: The last one; None yields nothing.
-        contexts: Also those that were being handled when it was raised; `shown` leaves out those
-            that ``from None`` hides.
+        error: The last error; None yields nothing.
+        contexts: Also yield errors that were being handled when it was raised; `shown` leaves out
+            those that ``from None`` hides.
     """
     seen: set[int] = set()  # causes may form a ring
     while error is not None and id(error) not in seen:
@@ -138,16 +138,16 @@ def causes_of(
 
 
 def show_path(path: str | os.PathLike[str]) -> str:
-    """Show a path in a message: bytes that are not UTF-8 and control characters as escapes.
+    """Return a path for a message, with control characters and bytes that are not UTF-8 as escapes.
 
     Args:
-        path: Any path, also one that ``os.fsdecode`` gave for a name that is not UTF-8.
+        path: Any path, including one from ``os.fsdecode`` for a name that is not UTF-8.
     """
     return escape(os.fspath(path))
 
 
 class Problems:
-    """Faults of files, which become one ``DataError`` or a report of what was skipped."""
+    """Faults of files, which become one ``DataError`` or a report of skipped files."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[str, str]] = []
@@ -156,37 +156,37 @@ class Problems:
         return len(self._entries)
 
     def add(self, path: str | os.PathLike[str], message: str) -> None:
-        """Note one problem; a message that already starts with its path is not prefixed again."""
+        """Add one problem; a message that already starts with its path is not prefixed again."""
         self._entries.append((os.fspath(path), message))
 
     def extend(self, others: "Problems") -> None:
-        """Note the problems of another list after those of this one."""
+        """Append the problems of another list."""
         self._entries += others._entries
 
     @property
     def entries(self) -> tuple[tuple[str, str], ...]:
-        """(path, what is wrong) in the order they were added."""
+        """(path, what is wrong) of each problem, in the order of addition."""
         return tuple(self._entries)
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """The paths with a problem, each once, in the order they were added."""
+        """Paths with a problem, each once, in the order of addition."""
         return tuple(dict.fromkeys(path for path, _ in self._entries))
 
     def report(self) -> str:
-        """All problems, one a line."""
+        """Return all problems, one per line."""
         return "\n".join(_join(path, message) for path, message in self._entries)
 
     def describe(self, what: str, cure: str = "") -> str:
         """List the causes, each with a count and at most three names.
 
-        The headline and what to do are the last lines.
+        The last lines are the headline and the advice.
 
         Args:
             what: The headline, such as ``"3 of 10 images are bad"``.
-            cure: What to do whatever the cause.
+            cure: Advice for any cause.
         """
-        # The most frequent causes are named, and all of their cures.
+        # Lists the most frequent causes, and all of their cures.
         groups = self._group()
         named, others = groups[:_CAUSES], groups[_CAUSES:]
         longest = _CHARACTERS // max(1, len(named))
@@ -203,7 +203,7 @@ class Problems:
         return "\n".join([*_indent(details), headline, *_indent(advice)])
 
     def make_error(self, what: str, cure: str = "") -> DataError:
-        """Make one error for all problems, which it also carries; see `describe`."""
+        """Make one error for all problems, with the problems attached; see `describe`."""
         error = DataError(self.describe(what, cure))
         error.problems = self.entries
         return error
@@ -212,20 +212,20 @@ class Problems:
         """Raise one error for all problems.
 
         Raises:
-            DataError: There is a problem, see `describe`.
+            DataError: There are problems, see `describe`.
         """
         if self._entries:
             raise self.make_error(what, cure)
 
     def warn_if_any(self, log: logging.Logger, what: str) -> None:
-        """Log one warning for all problems; a command lists them all in a file."""
+        """Log one warning for all problems; commands also list them in a file."""
         if self._entries:
             log.warning("%s", self.describe(what), extra={"problems": self.entries})
 
     def _group(self) -> list[list[tuple[str, str]]]:
         """Group the problems by cause, the largest group first.
 
-        A cause is a message without paths, numbers and values. Few problems stand alone.
+        A cause is a message without paths, numbers and values. A few problems are not grouped.
         """
         groups: dict[str, list[tuple[str, str]]] = {}
         are_few = len(self) <= _CAUSES
@@ -238,14 +238,14 @@ class Problems:
 
 
 def list_problems(entries: Sequence[tuple[str, str]]) -> Problems:
-    """`Problems` of (path, what is wrong)."""
+    """Return `Problems` of (path, what is wrong)."""
     problems = Problems()
     problems._entries += entries
     return problems
 
 
 def find_headline(text: str) -> str:
-    """Return the first line of a message that is not indented, as the details above it are."""
+    """Return the first line of a message that is not indented; details above it are."""
     lines = text.strip("\n").splitlines()
     for line in lines:
         if line.strip() and not line.startswith(" "):
@@ -256,8 +256,8 @@ def find_headline(text: str) -> str:
 def settle_lines(text: str) -> str:
     """Escape a message for a terminal or a log.
 
-    No control characters are left, and one line that is not indented, so that no name with a line
-    break can pass for a line of the program.
+    The result has no control characters, and only one line that is not indented, so that a name
+    with a line break cannot look like a line of the program.
     """
     lines = []
     has_head = False
@@ -282,7 +282,7 @@ def _describe_group(group: Sequence[tuple[str, str]], longest: int) -> list[str]
     if len(group) == 1:
         return [_join(first, cause)]
     paths = list(dict.fromkeys(path for path, _ in group))
-    # The folder of the first is not repeated for the others.
+    # The folder of the first path is not repeated for the others.
     folder = first[: first.rfind("/") + 1]
     names = [first, *(path.removeprefix(folder) for path in paths[1:_NAMES])]
     listed = ", ".join(names)
@@ -292,7 +292,7 @@ def _describe_group(group: Sequence[tuple[str, str]], longest: int) -> list[str]
 
 
 def _list_cures(groups: Sequence[Sequence[tuple[str, str]]], *, has_counts: bool) -> list[str]:
-    """List the cures of groups, each once, with the number of files that it is for."""
+    """List the cures of groups, each once, with the number of its files."""
     counts: dict[str, int] = {}
     for group in groups:
         cure = max((_split(message)[1] for _, message in group), key=_numbers)
@@ -304,13 +304,13 @@ def _list_cures(groups: Sequence[Sequence[tuple[str, str]]], *, has_counts: bool
 
 
 def _split(message: str) -> tuple[str, str]:
-    """Split a message into the cause, and the cure where it names a key."""
+    """Split a message into the cause, and the cure if it names a key."""
     cause, *cures = _CURE.split(message, maxsplit=1)
     return cause, cures[0] if cures else ""
 
 
 def _numbers(text: str) -> tuple[bool, list[int]]:
-    """Sort key of cures: of ``classes=3`` and ``classes=5`` the largest suits all files."""
+    """Return the sort key of a cure: of ``classes=3`` and ``classes=5``, the larger one suits all files."""
     return bool(text), [int(number) for number in re.findall(r"\d{1,9}", text)]
 
 

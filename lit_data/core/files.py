@@ -1,4 +1,4 @@
-"""Files that are there as a whole or as before, however their writing ends; regular ones are read."""
+"""Atomic writes of files, and reads that accept only regular files."""
 
 import csv
 import hashlib
@@ -19,7 +19,7 @@ from lit_data.core.errors import ConfigError, DataError, StoreError, show_path
 from lit_inspect.replacement import replacing_by_path
 
 PART = re.compile(r"\.lit_data-[0-9a-f]{16}\.part")
-"""Names of files that are being written; of an interrupted run they are left over."""
+"""Pattern of the names of unfinished files, which an interrupted run leaves over."""
 
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
@@ -33,15 +33,15 @@ _KINDS = {
 
 
 def open_regular(path: str | os.PathLike[str], *, links: bool = True) -> io.BufferedReader:
-    """Open a regular file for reading; a pipe or a device in its place is not waited for.
+    """Open a regular file for reading, without waiting for a pipe or a device in its place.
 
     Args:
-        path: Of the file.
-        links: The path itself may be a link.
+        path: Path of the file.
+        links: Allow the path itself to be a link.
 
     Raises:
-        OSError: It cannot be opened.
-        DataError: Says what it is instead of a regular file, without naming it.
+        OSError: The file cannot be opened.
+        DataError: The path is not a regular file; the message says what it is, without its name.
     """
     flags = _NO_WAIT if links else _NO_WAIT | _NO_LINK
     return open(path, "rb", opener=partial(_open_regular, flags))
@@ -51,7 +51,7 @@ def _open_regular(more_flags: int, path: str, flags: int) -> int:
     try:
         descriptor = os.open(path, flags | more_flags)
     except OSError:
-        with suppress(OSError):  # a socket is never opened, nor a folder on Windows
+        with suppress(OSError):  # a socket cannot be opened, nor a folder on Windows
             check_kind(Path(path).stat().st_mode)
         raise
     try:
@@ -63,13 +63,13 @@ def _open_regular(more_flags: int, path: str, flags: int) -> int:
 
 
 def check_kind(mode: int) -> None:
-    """Refuse what is no regular file.
+    """Refuse anything other than a regular file.
 
     Args:
-        mode: As of `os.stat`.
+        mode: Mode from `os.stat`.
 
     Raises:
-        DataError: Says what it is, without naming it.
+        DataError: The path is not a regular file; the message says what it is, without its name.
     """
     kind = stat.S_IFMT(mode)
     if kind != stat.S_IFREG:
@@ -77,21 +77,21 @@ def check_kind(mode: int) -> None:
 
 
 def is_there(path: str | os.PathLike[str]) -> bool:
-    """Return True if anything has this name, a broken link too: who reads it says what is wrong."""
+    """Return True if anything has this name, even a broken link, which its reader will report."""
     return os.path.lexists(path)
 
 
 def refuse_links(folder: Path, key: str) -> None:
     """Refuse a folder with links, through which files elsewhere would be overwritten.
 
-    Checkpoints never are.
+    Links named ``*.ckpt`` are allowed, since checkpoints are never overwritten.
 
     Args:
-        folder: It may be anybody's.
-        key: Of the configuration, which names the folder.
+        folder: The folder, which may not be trusted.
+        key: Key of the option with the folder.
 
     Raises:
-        ConfigError: Names the first.
+        ConfigError: There is a link; the error names the first.
     """
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
@@ -106,16 +106,16 @@ def refuse_links(folder: Path, key: str) -> None:
 
 @contextmanager
 def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
-    """Give a new file that takes the place of `path` at the end, or leaves nothing after an error.
+    """Yield a new file that replaces `path` at the end, and is removed after an error.
 
     Args:
-        path: Of the file; its folder exists. No link is followed there.
-        sync: Bring the file and its name to the disk, so that it outlasts a machine that stops.
-            Without, a program that is killed does no harm either, and thousands of small files are
-            written faster.
+        path: Path of the file, whose folder exists; a link there is not followed.
+        sync: Flush the file and its name to the disk, so that it survives a crash of the machine.
+            Without it, the file is still safe if the program is killed, and thousands of small
+            files are written faster.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     with replacing_by_path(path) as part, open(part, "xb", opener=_create) as file:
         yield file
@@ -127,12 +127,12 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def _create(path: str, flags: int) -> int:
-    """Create a file that others than its group may not write, whatever the umask is."""
+    """Create a file that only its owner and group may write, whatever the umask is."""
     return os.open(path, flags, 0o664)
 
 
 def try_writing(folder: Path) -> None:
-    """Make a file in a folder, of which nothing stays.
+    """Create a file in a folder and remove it, to check that the folder can be written.
 
     Raises:
         OSError: The folder is read-only or full.
@@ -143,14 +143,14 @@ def try_writing(folder: Path) -> None:
 
 @contextmanager
 def explaining(path: Path, cure: str = "set paths.runs") -> Iterator[None]:
-    """Turn an error of the file system into one that says which result could not be written.
+    """Turn an error of the file system into one that names the result that could not be written.
 
     Args:
-        path: Of the result.
+        path: Path of the result.
         cure: Option that writes it elsewhere.
 
     Raises:
-        StoreError: There was one.
+        StoreError: The file system raised an error.
     """
     try:
         yield
@@ -161,17 +161,17 @@ def explaining(path: Path, cure: str = "set paths.runs") -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file; bytes of names that are not UTF-8 come out as they were.
+    """Write a text file; names that are not UTF-8 keep their bytes.
 
     Raises:
-        StoreError: It cannot be written.
+        StoreError: The file cannot be written.
     """
     with explaining(path), replacing(path) as file:
         file.write(text.encode("utf-8", "surrogateescape"))
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk; mounts that cannot do so are left as they are."""
+    """Flush the names in a folder to the disk, if the mount supports it."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with suppress(OSError):
@@ -181,35 +181,35 @@ def sync_folder(folder: Path) -> None:
 
 
 def short_digest(text: str) -> str:
-    """Return 12 hexadecimal digits of the SHA-256 of a text, in which paths may hold any bytes."""
+    """Return 12 hexadecimal digits of the SHA-256 of a text, whose paths may have any bytes."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def find_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, hexadecimal.
+    """Return the hexadecimal SHA-256 of a file.
 
     Raises:
-        OSError: It cannot be read.
-        DataError: It is no regular file.
+        OSError: The file cannot be read.
+        DataError: The path is not a regular file.
     """
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a small JSON file, whole or not at all.
+    """Write a small JSON file atomically.
 
     Raises:
-        StoreError: It cannot be written.
+        StoreError: The file cannot be written.
     """
     write_text(path, _encode_json(content))
 
 
 def write_json_once(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a small JSON file, whole or not at all, unless there is one: the first process wins.
+    """Write a small JSON file atomically, unless it exists, so that the first process wins.
 
     Raises:
-        StoreError: It cannot be written.
+        StoreError: The file cannot be written.
     """
     part = path.with_name(f".lit_data-{secrets.token_hex(8)}.part")
     with explaining(path):
@@ -222,10 +222,10 @@ def write_json_once(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _link(part: Path, path: Path) -> None:
-    """Give a file its name if nothing has it yet; without hard links whatever has it goes.
+    """Give a file its name if the name is free; without hard links, replace whatever has it.
 
     Raises:
-        FileExistsError: Something has the name.
+        FileExistsError: The name is taken.
     """
     try:
         path.hardlink_to(part)
@@ -240,7 +240,7 @@ def _encode_json(content: Mapping[str, Any]) -> str:
 
 
 def flatten(tree: Any, above: str = "") -> dict[str, Any]:  # noqa: ANN401 - what JSON and YAML hold
-    """Return the leaves of nested mappings by their dotted keys; a list is a leaf."""
+    """Return the leaves of nested mappings by dotted keys; a list is a leaf."""
     if not isinstance(tree, Mapping):
         return {above: tree}
     leaves: dict[str, Any] = {}
@@ -250,15 +250,15 @@ def flatten(tree: Any, above: str = "") -> dict[str, Any]:  # noqa: ANN401 - wha
 
 
 def natural_key(name: str) -> list[tuple[str, int, str]]:
-    """Return a sort key by which numbers in names count as numbers: 2 comes before 10."""
+    """Return a sort key that orders numbers in names by value: 2 comes before 10."""
     return [(text, int(digits or -1), digits) for text, digits in re.findall(r"(\D*)(\d*)", name)]
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a CSV, whole or not at all; of each row only the columns.
+    """Write a CSV atomically, with only the given columns of each row.
 
     Raises:
-        StoreError: It cannot be written.
+        StoreError: The file cannot be written.
     """
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=columns, extrasaction="ignore")
@@ -268,8 +268,8 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
 
 
 def plain_cell(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
-    """Return a cell that no spreadsheet takes for a formula."""
-    # Names of files and messages may be anybody's.
+    """Return a cell that spreadsheets do not treat as a formula."""
+    # Names of files and messages may not be trusted.
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return f"'{value}"
     return value

@@ -1,4 +1,4 @@
-"""Grids of patches by arithmetic instead of lists: memory does not grow with their number."""
+"""Grids of patches by arithmetic instead of lists, so that memory does not grow with their number."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ Edges = Literal["cover", "drop", "pad"]
 def count_positions(lengths_px: ArrayLike, patch_px: int, stride_px: int, edges: Edges) -> Ints:
     """Return the number of patches along one axis.
 
-    The positions are 0, stride, 2 * stride, ... up to the last one <= length - patch. Where a tail
-    stays uncovered, `cover` adds the position length - patch, `pad` the next multiple of the stride
-    (the patch then reaches past the edge and is reflected), `drop` nothing.
+    The positions are 0, stride, 2 * stride, ... up to the last one <= length - patch. If a tail
+    stays uncovered, `cover` adds the position length - patch, `pad` adds the next multiple of the
+    stride (the patch then extends beyond the edge and is reflected), and `drop` adds nothing.
 
     Args:
         lengths_px: Image lengths along the axis.
         patch_px: Patch length along the axis.
         stride_px: Distance between two positions.
-        edges: The rule for the tail.
+        edges: Rule for the tail.
 
     Returns:
-        One count for each length; 0 where the image is smaller than the patch and the rule does not
+        One count for each length; 0 if the image is smaller than the patch and the rule does not
         pad.
     """
     slack = np.asarray(lengths_px, dtype=np.int64) - patch_px
@@ -49,7 +49,7 @@ class Axis:
 
 
 class PatchGrid:
-    """Flat patch index -> (image, y, x), for images of any sizes.
+    """Map from flat patch indices to (image, y, x), for images of any sizes.
 
     Patches are numbered image by image, row by row. An image costs 40 bytes, a patch nothing.
 
@@ -59,8 +59,8 @@ class PatchGrid:
         patch_px: Patch size, one number or (height, width).
         stride_px: Distance between patches, one number or (vertical, horizontal).
         edges: Rule for the tail of an axis: `cover` (a last patch flush with the edge), `drop`, or
-            `pad` (reflected past the edge). See `count_positions`.
-        name: Returns an image's name for a message.
+            `pad` (reflected beyond the edge). See `count_positions`.
+        name: Returns the name of an image for a message.
 
     Raises:
         ConfigError: A size is not positive, or the rule is unknown.
@@ -114,7 +114,7 @@ class PatchGrid:
         Returns:
             Three [N] int64 arrays.
         """
-        # Ends of the images by binary search: no table of patches is kept.
+        # A binary search over the ends of the images needs no table of patches.
         flat = np.asarray(indices, dtype=np.int64)
         image = np.searchsorted(self._ends, flat, side="right")
         within = flat - (self._ends[image] - self.rows[image] * self.columns[image])
@@ -131,14 +131,14 @@ class PatchGrid:
         return range(end - int(self.rows[image] * self.columns[image]), end)
 
     def nearest(self, image: Ints, y: Ints, x: Ints) -> Ints:
-        """Return [N] indices of the patches that lie nearest to corners in images.
+        """Return [N] indices of the patches that are nearest to corners in images.
 
         Args:
             image: [N] image numbers.
             y: [N] top edges, px.
             x: [N] left edges, px.
         """
-        # The last row may lie closer than a stride; rounding past it falls back onto it.
+        # The last row may be closer than a stride; rounding beyond it falls back to it.
         row = np.rint(y / self.vertical.stride_px).astype(np.int64)
         row = np.minimum(row, self.rows[image] - 1)
         column = np.rint(x / self.horizontal.stride_px).astype(np.int64)
@@ -147,9 +147,9 @@ class PatchGrid:
         return index
 
     def find_owned(self, image: Ints, y: Ints, x: Ints) -> tuple[Bools, Bools]:
-        """Return the rows and columns of patches that count, if each pixel is to count once.
+        """Return the rows and columns of patches that count, so that each pixel counts once.
 
-        Neighbors that overlap meet in the middle of what both show.
+        Overlapping neighbors meet in the middle of their overlap.
 
         Args:
             image: [N] image numbers.
@@ -157,14 +157,14 @@ class PatchGrid:
             x: [N] left edges, px.
 
         Returns:
-            [N, height] and [N, width], True where a row or column counts.
+            [N, height] and [N, width], True for rows and columns that count.
         """
         rows = self._own(y, self.vertical, self.heights_px[image], self.rows[image])
         columns = self._own(x, self.horizontal, self.widths_px[image], self.columns[image])
         return rows, columns
 
     def _own(self, start: Ints, axis: Axis, length_px: Ints, count: Ints) -> Bools:
-        step = -(-start // axis.stride_px)  # rounded up: the last one may lie closer
+        step = -(-start // axis.stride_px)  # rounded up, since the last one may be closer
         shared_before = self._start(step - 1, axis, length_px) + axis.patch_px - start
         shared_behind = start + axis.patch_px - self._start(step + 1, axis, length_px)
         first = np.where(step > 0, (shared_before + 1) // 2, 0)
@@ -203,7 +203,7 @@ def pair_px(name: str, value: int | tuple[int, int]) -> tuple[int, int]:
     """Return a positive size as (height, width); one number stands for both.
 
     Raises:
-        ConfigError: It is not one or two positive whole numbers.
+        ConfigError: The size is not one or two positive integers.
     """
     pair = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(pair) != 2 or not all(is_count(side, 1) for side in pair):
@@ -214,20 +214,20 @@ def pair_px(name: str, value: int | tuple[int, int]) -> tuple[int, int]:
 
 
 class SlicedImage(Protocol):
-    """An array [C, H, W], or an image that is read by slices as one is."""
+    """Array [C, H, W], or an image that is read by slices like one."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(C, H, W)."""
 
     def __getitem__(self, part: tuple[slice, slice, slice], /) -> Array:
-        """Read some rows and columns of some channels."""
+        """Read the given rows and columns of the given channels."""
 
 
 def cut_patch(image: SlicedImage, top_px: int, left_px: int, size_px: Size) -> Array:
-    """Cut one patch out of an image.
+    """Cut one patch from an image.
 
-    Past an edge the image is reflected without its edge row, as often as need be.
+    Beyond an edge, the image is reflected without its edge row, as often as necessary.
 
     Args:
         image: [C, H, W].
@@ -236,7 +236,7 @@ def cut_patch(image: SlicedImage, top_px: int, left_px: int, size_px: Size) -> A
         size_px: (h, w).
 
     Returns:
-        [C, h, w], a view where it lies inside the image.
+        [C, h, w], a view if it is inside the image.
     """
     (height, width), (_, rows, columns) = size_px, image.shape
     if 0 <= top_px <= rows - height and 0 <= left_px <= columns - width:
@@ -245,7 +245,7 @@ def cut_patch(image: SlicedImage, top_px: int, left_px: int, size_px: Size) -> A
     y, x = mirror(top_px, height, rows), mirror(left_px, width, columns)
     top, left = int(y.min()), int(x.min())
     inside = image[:, top : int(y.max()) + 1, left : int(x.max()) + 1]
-    # One axis after the other: both at once take four times as long.
+    # One axis after the other, since both at once take four times as long.
     patch: Array = inside[:, y - top][:, :, x - left]
     return patch
 
@@ -257,7 +257,7 @@ def mirror(start: int, length: int, limit: int) -> Ints:
     """
     if limit <= 1:
         return np.zeros(length, np.int64)
-    # Down and up again without the two edge rows twice: 0 1 2 3 2 1 of four rows.
+    # Down and up again without repeating the two edge rows: 0 1 2 3 2 1 for four rows.
     period = 2 * (limit - 1)
     row = np.arange(start, start + length) % period
     return np.minimum(row, period - row)

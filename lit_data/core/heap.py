@@ -1,4 +1,4 @@
-"""The heap of the C library: which freed memory it keeps. Only glibc can be told; elsewhere nothing happens."""
+"""Settings for freed memory in the heap of glibc, without effect for other C libraries."""
 
 import ctypes
 import os
@@ -12,12 +12,12 @@ _keeps = False
 
 
 def keep_freed_memory() -> None:
-    """Keep up to 1 GiB of freed memory for the next blocks, as a net on a CPU frees and takes many.
+    """Keep up to 1 GiB of freed memory for new blocks, since a net on a CPU frees and allocates many.
 
-    glibc maps blocks above 32 MiB anew each time, and the system then writes zeros to each page.
-    Activations are such blocks: training of a U-Net on EfficientNet-Lite0 takes 1.2 (128 px) to 1.5
-    times (256 px, batches of 16) as long with that. Variables of the environment that set these
-    thresholds are left to hold.
+    By default, glibc maps blocks above 32 MiB each time, and the system then writes zeros to each
+    page. Activations are such blocks: with the default, training of a U-Net on EfficientNet-Lite0
+    takes 1.2 (128 px) to 1.5 times (256 px, batches of 16) as long. Environment variables that set
+    these thresholds take precedence.
     """
     global _keeps
     if not any(name in os.environ for name in _VARIABLES):
@@ -26,7 +26,7 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system again, in a process forked from one that keeps it."""
+    """Return freed memory to the system again, in a process that was forked from one that keeps it."""
     global _keeps
     if _keeps:
         _set_thresholds(_USUAL_BYTES, 2 * _USUAL_BYTES)
@@ -34,7 +34,7 @@ def return_freed_memory() -> None:
 
 
 def trim_heap() -> None:
-    """Return to the system what is free now."""
+    """Return the memory that is free now to the system."""
     library = _open_library()
     if library is not None:
         library.malloc_trim(0)
@@ -48,7 +48,7 @@ def _set_thresholds(mmap_bytes: int, trim_bytes: int) -> None:
 
 
 def _open_library() -> ctypes.CDLL | None:
-    """Return the C library where it is glibc."""
+    """Return the C library if it is glibc."""
     try:
         library = ctypes.CDLL(None)
     except (OSError, TypeError):  # on Windows there is no such handle

@@ -1,4 +1,4 @@
-"""Hosts that hold no data: link-local addresses, at which clouds hand credentials to whoever asks."""
+"""Refused hosts: link-local addresses, where clouds give credentials to any client."""
 
 import asyncio
 import ipaddress
@@ -12,7 +12,7 @@ from lit_data.core.errors import ConfigError, escape
 _METADATA = frozenset(
     map(ipaddress.ip_address, ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "192.0.0.192"))
 )
-"""Services of AWS and Google by IPv6, of Alibaba and Oracle, outside of the link-local ranges."""
+"""Services of AWS and Google by IPv6, of Alibaba and Oracle, outside the link-local ranges."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _LAST_32 = 2**32 - 1
 _NUMBERS = re.compile(r"[0-9a-fA-FxX.]+")
@@ -21,14 +21,14 @@ Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def check_host(url: str, key: str) -> None:
-    """Refuse an address whose host is written as a link-local one, in any way of writing it.
+    """Refuse an address whose host is a link-local address in any notation.
 
     Args:
-        url: With its scheme.
-        key: Of the option that holds it.
+        url: The address, with its scheme.
+        key: Key of the option with the address.
 
     Raises:
-        ConfigError: It is one, or no host can be read from it.
+        ConfigError: The host is link-local, or cannot be parsed.
     """
     try:
         host = urlsplit(url).hostname or ""
@@ -40,20 +40,20 @@ def check_host(url: str, key: str) -> None:
 
 
 async def check_resolved(url: str, key: str) -> None:
-    """Refuse an address whose host is a name of a link-local one; an unknown name passes here.
+    """Refuse an address whose host name resolves to a link-local address; unknown names pass.
 
     Args:
-        url: With its scheme.
-        key: Of the option that holds it.
+        url: The address, with its scheme.
+        key: Key of the option with the address.
 
     Raises:
-        ConfigError: The name leads to one.
+        ConfigError: The name resolves to a link-local address.
     """
     host = urlsplit(url).hostname or ""
     try:
         targets = await asyncio.get_running_loop().getaddrinfo(host, None)
     except OSError:
-        return  # whoever connects says so, and tries again
+        return  # the code that connects reports this, and tries again
     for *_, target in targets:
         address = _parse(str(target[0]))
         if address is not None and _is_refused(address):
@@ -61,13 +61,13 @@ async def check_resolved(url: str, key: str) -> None:
 
 
 def open_socket(info: tuple[Any, ...]) -> socket.socket:
-    """Return a socket for an address that a name was resolved to, also behind a redirection.
+    """Return a socket for the resolved address of a name, even after a redirection.
 
     Args:
-        info: As `socket.getaddrinfo` gives it.
+        info: Entry from `socket.getaddrinfo`.
 
     Raises:
-        ConfigError: The address is a link-local one.
+        ConfigError: The address is link-local.
     """
     family, kind, protocol, _, target = info
     address = _parse(str(target[0]))
@@ -84,7 +84,7 @@ def _describe(host: str) -> str:
 
 
 def _parse(host: str) -> Ip | None:
-    """Return the address that a host is written as, such as 2852039166 or 0xa9fea9fe; None for a name."""
+    """Return the address that a host denotes, also for 2852039166 or 0xa9fea9fe, or None for a name."""
     host = host.strip("[]").partition("%")[0].rstrip(".")
     try:
         return ipaddress.ip_address(host)

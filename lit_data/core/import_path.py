@@ -1,20 +1,20 @@
-"""The import path: the environment, and the folder of a command only if it says so."""
+"""Import path: the environment, and the folder of a command only on request."""
 
 import os
 import sys
 from collections.abc import Sequence
 
 _STARTED_IN = "LIT_DATA_STARTED_IN"
-"""Variable with the folder that a command was started in, for its children too."""
+"""Environment variable with the folder that a command was started in, also for child processes."""
 _admitted: list[str] = []
 
 
 def leave_current_folder() -> None:
-    """Take the current folder, which may be anybody's, off the import path.
+    """Remove the current folder, which may not be trusted, from the import path.
 
-    ``python -m`` puts it in front of all others. A file ``torch.py`` in it, or the metadata of what
-    looks like an installed package, would be enough to run code. Processes of Python that this one
-    starts leave it too. It stays where ``PYTHONPATH`` names it, and where this package lies in it.
+    ``python -m`` puts it first. A file ``torch.py`` in it, or the metadata of a seemingly installed
+    package, would be enough to run code. Python processes that this one starts do the same. The
+    folder stays if ``PYTHONPATH`` names it, or if this package is in it.
     """
     try:
         folder = os.getcwd()
@@ -24,7 +24,7 @@ def leave_current_folder() -> None:
     os.environ["PYTHONSAFEPATH"] = "1"
     typed = os.environ.get("PYTHONPATH", "")
     entries = typed.split(os.pathsep) if typed else []
-    # Relative ones would mean other folders in a child that stands elsewhere.
+    # Relative entries would mean other folders in a child with another working folder.
     named = [os.path.abspath(entry) for entry in entries if entry]
     if typed:
         os.environ["PYTHONPATH"] = os.pathsep.join(named)
@@ -32,7 +32,7 @@ def leave_current_folder() -> None:
         return
     if _is_same(sys.path[0], folder):
         del sys.path[0]
-    if "" in entries:  # of PYTHONPATH=$PYTHONPATH:lib, the current folder too
+    if "" in entries:  # from PYTHONPATH=$PYTHONPATH:lib, also the current folder
         _remove_first(folder)
 
 
@@ -55,15 +55,15 @@ def _remove_first(folder: str) -> None:
 
 
 def find_left_folder() -> str | None:
-    """Return the folder that the command of this process was started in; None outside of one."""
+    """Return the folder that the command of this process was started in, or None without a command."""
     return os.environ.get(_STARTED_IN)
 
 
 def admit_packages(packages: Sequence[str]) -> None:
-    """Let packages be imported from the folder that the command was started in, behind all others.
+    """Allow imports of packages from the folder that the command was started in, after all others.
 
     Args:
-        packages: Names that the user has typed; those that are found elsewhere change nothing.
+        packages: Names that the user typed; packages that are found elsewhere change nothing.
     """
     from importlib.util import find_spec
 
@@ -79,5 +79,5 @@ def admit_packages(packages: Sequence[str]) -> None:
 
 
 def list_folders() -> list[str]:
-    """Return the import path as a child gets it, which admits packages by itself."""
+    """Return the import path for a child, which admits packages by itself."""
     return [entry for entry in sys.path if os.path.isabs(entry) and entry not in _admitted]

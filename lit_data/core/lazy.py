@@ -1,4 +1,4 @@
-"""Names that a package offers, whose modules are imported when a name is asked for."""
+"""Names of a package whose modules are imported on first access."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -11,8 +11,8 @@ def offer(
     """Return ``__getattr__`` and ``__dir__`` of a package.
 
     Args:
-        package: Its dotted name.
-        modules: For each name that it offers the module below it that has it.
+        package: Dotted name of the package.
+        modules: Module below the package that defines each name.
     """
 
     def find(name: str) -> Any:  # noqa: ANN401 - whatever the module has

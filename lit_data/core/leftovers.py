@@ -1,4 +1,4 @@
-"""Files that were seen and are not used: counted by cause, and logged in a few lines."""
+"""Files that were found but are not used, counted by cause and logged in a few lines."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -11,7 +11,7 @@ from lit_inspect.counts import counted
 log = logging.getLogger(__name__)
 
 Unread = Mapping[str, Sequence[str]]
-"""Files of no type that is read, by their extension; names are relative to the root."""
+"""Files of types that are not read, by their extension; names are relative to the root."""
 
 _MOST_LINES = 6
 _MOST_NAMES = 3
@@ -48,8 +48,8 @@ _IMAGES = (
     ".czi",
     ".nd2",
 )
-_READ_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")  # not where volumes are
-_READ_VOLUMES = (".nii", ".nii.gz", ".dcm", ".ima")  # not where images are
+_READ_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")  # not in datasets of volumes
+_READ_VOLUMES = (".nii", ".nii.gz", ".dcm", ".ima")  # not in datasets of images
 _ARCHIVES = (
     ".zip",
     ".tar",
@@ -105,14 +105,14 @@ _TYPES = (
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Files that are not used, for one cause.
+    """Files that are not used for the same cause.
 
     Attributes:
-        one: The cause, as it follows the count 1, such as ``image has no label file``.
-        many: The cause, as it follows other counts, such as ``images have no label file``.
-        names: The first ones, relative to the root.
-        count: How many there are.
-        cure: The key or the command that would use them, or what becomes of them.
+        one: The cause after the count 1, such as ``image has no label file``.
+        many: The cause after other counts, such as ``images have no label file``.
+        names: First names of the files, relative to the root.
+        count: Number of files.
+        cure: Key or command that would use them, or how they are treated.
     """
 
     one: str
@@ -130,11 +130,11 @@ class Leftover:
 
 
 class Leftovers:
-    """Files in the folder of a dataset that are not used; its readers add to it.
+    """Files in the folder of a dataset that are not used, as reported by its readers.
 
     Attributes:
-        unread: Files of no type that is read.
-        outside: Images that no pattern of the reader fits.
+        unread: Files of types that are not read.
+        outside: Images that match no pattern of the reader.
     """
 
     def __init__(self) -> None:
@@ -145,12 +145,12 @@ class Leftovers:
         self._logged: set[str] = set()
 
     def take(self, folder: Path, unread: Unread, read: Collection[str]) -> None:
-        """Take the files that a walk passed over, and add those that hold images or volumes.
+        """Take the files that a walk skipped, and add those with images or volumes.
 
         Args:
             folder: The root.
-            unread: All of them.
-            read: Extensions of the others.
+            unread: All skipped files.
+            read: Extensions of the files that are read.
         """
         self._folder, self.unread = show_path(folder), unread
         packed = unread.get(".gz", ())
@@ -164,7 +164,7 @@ class Leftovers:
             self.add(one, many, sorted(names), cure)
 
     def add(self, one: str, many: str, names: Sequence[str], cure: str) -> None:
-        """Add files, instead of those that were added for the same cause; see `Leftover`."""
+        """Add files, and replace those that were added for the same cause; see `Leftover`."""
         if names:
             # The plural is the key, because no two causes share it.
             first = tuple(names[:_MOST_NAMES])
@@ -188,23 +188,23 @@ class Leftovers:
         )
 
     def extend(self, others: "Leftovers") -> None:
-        """Add what another reader of the folder left over."""
+        """Add the leftovers of another reader of the folder."""
         self._folder = others._folder
         self._entries |= others._entries
 
     def describe(self) -> list[str]:
-        """Return a line for each cause, those of most files first."""
+        """Return a line for each cause, ordered from most to fewest files."""
         entries = sorted(self._entries.values(), key=lambda entry: -entry.count)
         return [entry.describe() for entry in entries[:_MOST_LINES]]
 
     def quote(self) -> str:
-        """Return all as the lines of a message, which are not logged again."""
+        """Return all causes as lines of a message, which are then not logged again."""
         lines = self.describe()
         self._logged.update(lines)
         return "".join(f"\n  {line}" for line in lines)
 
     def log(self) -> None:
-        """Log what was not logged before."""
+        """Log the causes that were not logged before."""
         for line in self.describe():
             if line not in self._logged:
                 log.info("%s: %s", self._folder, line)

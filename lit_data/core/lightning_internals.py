@@ -1,8 +1,8 @@
-"""Every private name of Lightning that lit_data stands on: here and nowhere else.
+"""All uses of private names of Lightning in lit_data.
 
-Callbacks that need one call `check_version` in ``setup``, datamodules when a Trainer is set. What
-each name has to do is watched by ``tests/core/test_lightning_internals.py``, so a new release of
-Lightning fails there and not in a run.
+Callbacks that need one call `check_version` in ``setup``, datamodules when a Trainer is set.
+``tests/core/test_lightning_internals.py`` checks the behavior of each name, so that a new release
+of Lightning fails there instead of in a run.
 """
 
 import csv
@@ -34,26 +34,26 @@ LOWEST = Version("2.6.6")
 BELOW = Version("2.7")
 
 Results = _ResultCollection
-"""Values logged in a loop by their names, and the batch that they are of."""
+"""Values that a loop logs, by name, with their batch."""
 Metric = _ResultMetric
 """One logged value."""
 tracing = _jit_is_scripting
-"""Context in which ``torch.jit.trace`` takes modules that have no Trainer."""
+"""Context in which ``torch.jit.trace`` accepts modules without a Trainer."""
 CLOSURE = "_make_closure"
-"""Of `automatic_loop`: makes what the optimizer calls."""
+"""Method of `automatic_loop` that makes the closure of the optimizer."""
 OPTIMIZER_STEP = "_optimizer_step"
-"""Of `automatic_loop`: calls the optimizer."""
+"""Method of `automatic_loop` that calls the optimizer."""
 BEFORE_FETCH = "_on_before_fetch"
-"""Of the epoch's loop: runs before a batch is asked for."""
+"""Method of the epoch loop that runs before a batch is fetched."""
 AFTER_FETCH = "_on_after_fetch"
-"""Of the epoch's loop: runs when it is there."""
+"""Method of the epoch loop that runs when the batch is available."""
 
 
 def check_version(version: str = L.__version__) -> None:
-    """Refuse a Lightning whose insides may be different.
+    """Refuse a version of Lightning whose internals may be different.
 
     Raises:
-        ConfigError: It is too old or too new.
+        ConfigError: The version is too old or too new.
     """
     if not LOWEST <= Version(Version(version).base_version) < BELOW:
         raise ConfigError(
@@ -76,10 +76,10 @@ def closure_parts(closure: Closure) -> tuple[Any, Any, Any]:
 
 
 def save_progress(trainer: L.Trainer) -> Callable[[], None]:
-    """Keep Lightning's counts of gradients zeroed, which a repeated step counts again.
+    """Save the counts of zeroed gradients in Lightning, which a repeated step would count again.
 
     Returns:
-        A function that puts them back.
+        A function that restores them.
     """
     progress = automatic_loop(trainer).optim_progress.optimizer.zero_grad
     total, current = dict(vars(progress.total)), dict(vars(progress.current))
@@ -92,59 +92,59 @@ def save_progress(trainer: L.Trainer) -> Callable[[], None]:
 
 
 def results_of(trainer: L.Trainer) -> _ResultCollection | None:
-    """Return the values logged in the loop that runs."""
+    """Return the values that the running loop has logged."""
     return trainer._results
 
 
 def number_batch(trainer: L.Trainer) -> int:
-    """Number of the batch of its epoch that arrives next."""
+    """Return the number in its epoch of the batch that arrives next."""
     loop: Any = trainer._active_loop
     loop = getattr(loop, "epoch_loop", loop)
     return int(loop.batch_progress.current.ready) if loop is not None else 0
 
 
 def is_accumulating(trainer: L.Trainer) -> bool:
-    """Return True if the step under way only adds to the gradients."""
+    """Return True if the current step only accumulates gradients."""
     return bool(trainer.fit_loop._should_accumulate())
 
 
 def shown_value(metric: Metric) -> Any:  # noqa: ANN401 - a tensor, or nothing
-    """Return what a logged value shows at this step."""
+    """Return the displayed value of a logged metric at this step."""
     return metric._forward_cache
 
 
 def show_value(metric: Metric, value: Any) -> None:  # noqa: ANN401
-    """Let a logged value show another one at this step."""
+    """Replace the displayed value of a logged metric at this step."""
     metric._forward_cache = value
 
 
 def count_logged_steps(trainer: L.Trainer) -> int:
-    """Return the step that loggers count by: batches whose gradients were stepped with."""
+    """Return the step that loggers count by: the number of batches with an optimizer step."""
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
 def logs_now(trainer: L.Trainer) -> bool:
-    """Return True if what is logged in this step goes to the loggers."""
+    """Return True if the values of this step go to the loggers."""
     return bool(trainer._logger_connector.should_update_logs)
 
 
 def set_stop(trainer: L.Trainer, stop: bool) -> None:
-    """Let Lightning raise its SIGTERMException after all that belongs to this step, or not.
+    """Choose whether Lightning raises its SIGTERMException at the end of this step.
 
-    It has no public switch.
+    Lightning has no public switch for this.
     """
     trainer._signal_connector.received_sigterm = stop
 
 
 def call_module_hook(trainer: L.Trainer, hook: str, *args: Any) -> Any:  # noqa: ANN401 - any hook
-    """Run a hook of the LightningModule as Lightning does: under its profiler, its name noted."""
+    """Run a hook of the LightningModule as Lightning does, with its profiler and the current hook name."""
     return _call_lightning_module_hook(trainer, hook, *args)
 
 
 def find_module(
     trainer: L.Trainer | None, datamodule: L.LightningDataModule
 ) -> L.LightningModule | None:
-    """Return the module that a Trainer is about to run with a datamodule; None without one."""
+    """Return the module that a Trainer is about to run with a datamodule, or None without one."""
     connector: Any = getattr(trainer, "_data_connector", None)
     selector = getattr(connector, "_datahook_selector", None)
     if not isinstance(selector, _DataHookSelector) or selector.datamodule is not datamodule:
@@ -153,14 +153,14 @@ def find_module(
 
 
 def choose_hooks(trainer: L.Trainer, hooks: Collection[str]) -> None:
-    """Let the datamodule's hooks of these names be called without a warning that the module has them too.
+    """Call these hooks of the datamodule without a warning that the module has them too.
 
-    Where both have a hook, Lightning calls the datamodule's, drops the module's and warns of that.
-    A Trainer makes a new selector for each run, so the one in its place lasts as long.
+    If both have a hook, Lightning calls that of the datamodule, drops that of the module, and warns
+    about it. A Trainer makes a new selector for each run, so the replacement lasts for one run.
 
     Args:
-        trainer: Which is about to run the datamodule, see `find_module`.
-        hooks: Those in which the datamodule calls the module's.
+        trainer: Trainer that is about to run the datamodule, see `find_module`.
+        hooks: Hooks in which the datamodule calls those of the module.
     """
     connector: Any = trainer._data_connector
     selector = connector._datahook_selector
@@ -168,22 +168,22 @@ def choose_hooks(trainer: L.Trainer, hooks: Collection[str]) -> None:
 
 
 def find_conversion(trainer: L.Trainer | None) -> Callable[[Any], Any] | None:
-    """Return what gives a batch the dtype of the module; None where the precision of the Trainer converts nothing."""
+    """Return the conversion of a batch to the precision of the Trainer, or None if it converts nothing."""
     plugin: Any = getattr(getattr(trainer, "strategy", None), "precision_plugin", None)
     if plugin is None or type(plugin).convert_input is Precision.convert_input:
         return None
-    return partial(type(plugin).convert_input, plugin)  # not what an earlier run has put there
+    return partial(type(plugin).convert_input, plugin)  # not the replacement of an earlier run
 
 
 def leave_unconverted(
     trainer: L.Trainer, datamodule: L.LightningDataModule, convert: Callable[[Any], Any]
 ) -> None:
-    """Let batches reach a datamodule as they are loaded: its work would begin with rounded values.
+    """Pass batches to a datamodule as loaded, so that it does not start with rounded values.
 
     Args:
-        trainer: Whose precision converts a batch before all hooks.
-        datamodule: Converts its batches itself.
-        convert: For those of others.
+        trainer: Trainer whose precision converts a batch before all hooks.
+        datamodule: Datamodule that converts its batches itself.
+        convert: Conversion for batches of other datamodules.
     """
     plugin: Any = trainer.strategy.precision_plugin
     plugin.convert_input = partial(_convert_others, trainer, datamodule, convert)
@@ -202,7 +202,7 @@ def _convert_others(
 
 
 class _Selector(_DataHookSelector):
-    """Chooses whose hook Lightning calls."""
+    """Selector of the object whose hook Lightning calls."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class _Selector(_DataHookSelector):
 
 
 def count_trained(trainer: L.Trainer) -> tuple[int, int]:
-    """Return the epoch under way, and the number of its batches whose step is done.
+    """Return the current epoch, and the number of its batches whose step is done.
 
     Lightning fetches batches ahead of their steps; those are not counted.
     """
@@ -231,28 +231,28 @@ def count_trained(trainer: L.Trainer) -> tuple[int, int]:
 
 
 def find_epoch(trainer: L.Trainer) -> int:
-    """Return the number that Lightning gives loaders for their next epoch of training."""
+    """Return the number that Lightning passes to loaders for their next training epoch."""
     loop: Any = trainer.fit_loop  # its progress is typed without `processed`
     return int(loop.epoch_progress.current.processed)
 
 
 def load_waiting_states(trainer: L.Trainer) -> None:
-    """Give loaders their states of a checkpoint, which Lightning leaves out where they came first.
+    """Load the states of loaders from a checkpoint, if Lightning created the loaders before it.
 
-    That is where a schedule asks for the length of the run before the checkpoint is read.
+    This happens if a schedule asks for the length of the run before the checkpoint is read.
     """
     trainer.fit_loop._load_combined_loader_states()
 
 
 def reopen_epoch(trainer: L.Trainer) -> None:
-    """Let a resumed run go on inside an epoch that was cut, which Lightning counts as done."""
+    """Continue a resumed run inside an interrupted epoch, which Lightning counts as done."""
     loop: Any = trainer.fit_loop
     if not _has_cut_epoch(trainer):
         return
     for counts in (loop.epoch_progress.current, loop.epoch_progress.total):
         counts.processed = counts.ready - 1
         counts.completed = min(counts.completed, counts.processed)
-    loop.restarting = True  # which Lightning left out, as there seemed to be no open epoch
+    loop.restarting = True  # Lightning does not set it, as there seemed to be no open epoch
 
 
 def _has_cut_epoch(trainer: L.Trainer) -> bool:
@@ -264,18 +264,18 @@ def _has_cut_epoch(trainer: L.Trainer) -> bool:
 
 
 def keep_earlier_rows(logger: CSVLogger) -> None:
-    """Let a logger go on in the ``metrics.csv`` of a run that was stopped, which it would delete."""
+    """Continue the ``metrics.csv`` of an interrupted run, which a logger would delete."""
     logger._experiment = AppendingWriter(logger.log_dir)
 
 
 class AppendingWriter(ExperimentWriter):
-    """Writer of a ``metrics.csv`` whose earlier rows stay, up to the first step that is logged."""
+    """Writer of a ``metrics.csv`` that keeps earlier rows, up to the first step that is logged."""
 
     def __init__(self, log_dir: str) -> None:
         super().__init__(log_dir)
         path = Path(self.metrics_file_path)
         text = path.read_text("utf-8", "replace") if path.is_file() else ""
-        # A kill may have cut the last line.
+        # A kill may have truncated the last line.
         lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
         self._earlier_rows = list(csv.DictReader(lines))
 
@@ -291,7 +291,7 @@ class AppendingWriter(ExperimentWriter):
         super().save()
 
     def _write_earlier_rows(self, end: float) -> None:
-        """Write the rows of steps below `end`, for the others are trained again."""
+        """Write the rows of steps below `end`, since the others are trained again."""
         self.metrics_keys = list(self._earlier_rows[0])
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self.metrics_keys, extrasaction="ignore")
@@ -301,6 +301,6 @@ class AppendingWriter(ExperimentWriter):
 
 
 def _find_step(row: Mapping[str, str | None]) -> float:
-    """Return the step of a row, infinity where a damaged file has none."""
+    """Return the step of a row, or infinity if a damaged file has none."""
     step = row.get("step") or ""
     return int(step) if step.isdecimal() else float("inf")

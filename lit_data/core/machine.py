@@ -1,4 +1,4 @@
-"""Cores, memory and files that this process may use of its machine."""
+"""Cores, memory and files of the machine that this process may use."""
 
 import os
 import resource
@@ -13,7 +13,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 def count_cores(ranks: int = 1) -> int:
     """Return the cores for each of `ranks` processes here, at least 1.
 
-    They are those of the CPU mask, and no more than the quota of a container.
+    These are the cores of the CPU mask, limited by the quota of a container.
     """
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
@@ -26,12 +26,12 @@ def count_cores(ranks: int = 1) -> int:
 
 
 def available_memory_bytes() -> int:
-    """Return the memory that can be taken without swapping or reaching a container's limit."""
+    """Return the memory that can be allocated without swapping or reaching the limit of a container."""
     free = int(psutil.virtual_memory().available)
     limit, used = read_limit(_CGROUP / "memory.max"), read_limit(_CGROUP / "memory.current")
     if not (limit.isdigit() and used.isdigit()):
         return free
-    reclaimable = 0  # cached files count as used, and are given back when memory is short
+    reclaimable = 0  # cached files count as used, but are released when memory is short
     for line in read_limit(_CGROUP / "memory.stat").splitlines():
         name, value = line.split()
         if name in ("active_file", "inactive_file"):
@@ -42,25 +42,25 @@ def available_memory_bytes() -> int:
 def count_disk_bytes() -> int:
     """Return the bytes that this process and its descendants have read from disks so far.
 
-    0 where the system does not say.
+    The result is 0 if the system does not tell.
     """
     this_process = psutil.Process()
     total = 0
     for process in (this_process, *this_process.children(recursive=True)):
-        # It has ended meanwhile, this system does not count, or it is not allowed.
+        # The process has ended, this system does not count, or access is denied.
         with suppress(psutil.Error, AttributeError, OSError):
             total += int(process.io_counters().read_bytes)
     return total
 
 
 def count_files() -> tuple[int, int]:
-    """Return the most files that this process may open (``ulimit -n``), and those it has open."""
+    """Return the limit of open files of this process (``ulimit -n``), and the number of open ones."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limit, psutil.Process().num_fds()
 
 
 def count_local_ranks(world_size: int) -> int:
-    """Return the ranks on this machine, as the launcher says; otherwise all of them."""
+    """Return the number of ranks on this machine if the launcher tells, or else of all ranks."""
     for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"):
         value = os.environ.get(name, "")
         if value.isdigit():
@@ -69,7 +69,7 @@ def count_local_ranks(world_size: int) -> int:
 
 
 def read_limit(path: Path) -> str:
-    """Return the text of a file of the control group; nothing where there is none."""
+    """Return the text of a file of the control group, or "" if it does not exist."""
     try:
         return path.read_text().strip()
     except OSError:

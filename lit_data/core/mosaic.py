@@ -1,9 +1,9 @@
-"""Plans of mosaics: the images of each, their places, and their boxes. No pixels.
+"""Plans of mosaics: the images of each, their positions, and their boxes, without pixels.
 
-Four (or nine) images are laid around a point of a canvas, and a window of it is scaled to the
+Four (or nine) images are arranged around a point of a canvas, and a window of it is scaled to the
 output, as in Bochkovskiy et al., "YOLOv4" (2020), and ultralytics (``data/augment.py``, `Mosaic`
-and `RandomPerspective`). Here the canvas is never drawn: for each tile a rectangle of the output is
-known, and the place in the tile of its pixels.
+and `RandomPerspective`). Here the canvas is never drawn: a plan has the rectangle of each tile in
+the output, and the positions of its pixels in the tile.
 """
 
 from dataclasses import dataclass
@@ -30,22 +30,21 @@ _SIDES_9 = np.array([[0, 0], [-1, 0], [-1, 1], [0, 1], [1, 1], [1, 0], [1, -1], 
 class MosaicSpec:
     """Composition of the training samples of a detector.
 
-    The defaults are those of ultralytics (``cfg/default.yaml``), but for `close_epochs`, which
+    The defaults are those of ultralytics (``cfg/default.yaml``), except for `close_epochs`, which
     depends on the run.
 
     Args:
         probability: Fraction of samples that are mosaics; the others are one image.
-        tiles: 4 or 9.
+        tiles: Number of tiles, 4 or 9.
         scale: Smallest and largest factor from canvas to output.
         translate: Largest shift of the middle of the canvas, as a fraction of the output.
         min_box_px: Smallest height and width of a box that is kept, in the output.
-        min_box_visible: Smallest fraction of a box's area that is left.
-        max_box_aspect: Largest ratio of its sides.
-        close_epochs: The last epochs of a run, which have no mosaics: images as they will be
-            predicted.
+        min_box_visible: Smallest visible fraction of the area of a box that is kept.
+        max_box_aspect: Largest aspect ratio of a box that is kept.
+        close_epochs: Number of last epochs of a run without mosaics, with images as in prediction.
 
     Raises:
-        ConfigError: A value is out of its range.
+        ConfigError: A value is out of range.
     """
 
     probability: float = 1.0
@@ -76,10 +75,10 @@ class MosaicSpec:
 
 @dataclass(frozen=True, slots=True)
 class MosaicPlan:
-    """T tiles of M samples; each is a part of one image in a rectangle of its sample.
+    """Plan of T tiles of M samples; each tile is a part of one image in a rectangle of its sample.
 
     A pixel (y, x) of the rectangle is that of the tile at ``((y + 0.5) / scale - top, (x + 0.5) /
-    scale - left)``, where whole numbers are the edges of pixels.
+    scale - left)``, where integers are the edges of pixels.
 
     Args:
         row: [T] sample of each tile.
@@ -88,8 +87,8 @@ class MosaicPlan:
         origin: [T, 2] (top, left): the beginning of the output in px of the tile, negated.
         window: [T, 4] (top, left, bottom, right) of the rectangle in the output, ends excluded;
             some are empty.
-        bounds: [T, 4] the same before it was rounded to whole pixels: the tile's boxes are cut to
-            it.
+        bounds: [T, 4] the same before rounding to whole pixels; the boxes of the tile are cropped
+            to it.
     """
 
     row: Ints
@@ -117,11 +116,11 @@ def sample_mosaics(
     """Plan samples; each is a pure function of (seed, epoch, its index) and of the dataset.
 
     Args:
-        spec: None lays each image into the middle of its output, as large as it fits.
+        spec: Composition; None puts each image into the center of its output, as large as fits.
         seed: 0 <= seed < 2**64.
         epoch: The epoch.
-        index: [M] numbers of the samples' random streams.
-        images: [M] images of the samples themselves, to which partners come.
+        index: [M] numbers of the random streams of the samples.
+        images: [M] main images of the samples, to which partners are added.
         sizes_px: [I, 2] (height, width) of all images.
         output_px: (height, width) of a sample.
         choices: [K] images that partners are drawn from.
@@ -175,11 +174,11 @@ def _place_alone(images: Ints, sizes_px: Ints, output_px: Size) -> MosaicPlan:
 def _lay_out(
     sizes: Doubles, draws: Doubles, output: Doubles, is_mosaic: Bools
 ) -> tuple[Doubles, Doubles]:
-    """Return the places of tiles on the canvas, and their cells in it: [M, tiles, 4] each.
+    """Return the positions of tiles on the canvas, and their cells in it: [M, tiles, 4] each.
 
-    A tile is seen within its cell. The point around which they lie is drawn from the middle half of
-    the canvas. A sample that is no mosaic has its image in the middle of a canvas of the size of
-    the output.
+    A tile is visible within its cell. The point around which tiles are arranged is drawn from the
+    middle half of the canvas. A sample without a mosaic has its image in the center of a canvas of
+    the size of the output.
 
     Args:
         sizes: [M, tiles, 2] (height, width) on the canvas.
@@ -237,9 +236,9 @@ def _project(
 def move_boxes(
     boxes: Doubles, tile: Ints, plan: MosaicPlan, sizes_px: Ints, spec: MosaicSpec
 ) -> tuple[Doubles, Ints]:
-    """Move boxes of tiles into their samples, cut to the seen part of the tile.
+    """Move boxes of tiles into their samples, cropped to the visible part of the tile.
 
-    Boxes below the limits are left out.
+    Boxes outside the limits are dropped.
 
     Args:
         boxes: [N, 4] (cx, cy, w, h) in fractions of the tile's image.
@@ -249,7 +248,7 @@ def move_boxes(
         spec: The limits.
 
     Returns:
-        [K, 4] (top, left, bottom, right) px of the sample, and numbers of those boxes [K].
+        [K, 4] (top, left, bottom, right) px of the sample, and [K] numbers of these boxes.
     """
     width_height = sizes_px[plan.image[tile]][:, ::-1]  # boxes have x first
     centre, size = boxes[:, :2] * width_height, boxes[:, 2:] * width_height

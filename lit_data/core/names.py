@@ -1,4 +1,4 @@
-"""Words in the names of files and folders, and those that say that masks or images are in them."""
+"""Words in the names of files and folders, and names of masks and images."""
 
 import re
 import unicodedata
@@ -46,15 +46,15 @@ MASK_WORDS = frozenset(_MASK_STEM.split())
 
 
 def split_words(name: str) -> list[str]:
-    """Return the words and numbers of a name in small letters: ``NotOK_2024`` is not, ok, 2024.
+    """Return the words and numbers of a name in lower case: ``NotOK_2024`` gives not, ok, 2024.
 
-    A change from small to capital letters begins a word. Accents may be composed in any way.
+    A change from lower to upper case begins a word. Composed and decomposed accents are equal.
     """
     return [word.casefold() for word in _WORD.findall(compose(name))]
 
 
 def compose(name: str) -> str:
-    """Return a name with each accent in one character with its letter, as systems write it in either way."""
+    """Return a name with composed accents, since systems use either form."""
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
@@ -64,69 +64,69 @@ def is_mask_folder(name: str) -> bool:
 
 
 def is_instance_folder(name: str) -> bool:
-    """Return True for folders of instances, which are masks where no others are."""
+    """Return True for folders of instances, which serve as masks if there are no others."""
     return _fits(_INSTANCE_FOLDER, name)
 
 
 def strip_folder(name: str) -> str:
-    """Return what a folder of images or masks says besides, which is its split; other names as they are."""
+    """Return the rest of the name of a folder of images or masks, such as its split, or other names unchanged."""
     if not (is_mask_folder(name) or is_image_folder(name) or is_side_folder(name)):
         return name
     return " ".join(word for word in split_words(name) if re.fullmatch(_SPLIT, word))
 
 
 def is_side_folder(name: str) -> bool:
-    """Return True for folders of what else is known of images beside masks: instances, depths."""
+    """Return True for folders of other annotations besides masks, such as instances and depths."""
     return _fits(_SIDE_FOLDER, name)
 
 
 def is_image_folder(name: str) -> bool:
-    """Return True for folders whose names say that images are in them, and nothing else."""
+    """Return True for folders whose names only say that they contain images."""
     return _fits(_IMAGE_FOLDER, name)
 
 
 def repeats_masks(name: str) -> bool:
-    """Return True for folders that say in another way what masks or annotations beside them say."""
+    """Return True for folders that repeat the masks or annotations beside them in another form."""
     return _fits(_REPEATING_FOLDER, name)
 
 
 @lru_cache(maxsize=4096)
 def _fits(pattern: re.Pattern[str], name: str) -> bool:
-    # A capital letter may begin a word or not: gtFine, GTs.
+    # A capital letter may or may not begin a word: gtFine, GTs.
     words = " ".join(split_words(name)), " ".join(re.split(r"[\W_]+", name.casefold()))
     return any(map(pattern.fullmatch, words))
 
 
 def plain_stem(stem: str) -> str:
-    """Return a stem without an ending that says mask, in small letters, a number without leading zeros."""
+    """Return a stem in lower case without a mask ending, with numbers without leading zeros."""
     return plain_number(_MASK_ENDING.sub("", compose(stem)).casefold())
 
 
 def strip_mask_word(stem: str) -> str:
-    """Return a stem without a word that says mask, which may stand at its end or its start."""
+    """Return a stem without a mask word at its end or start."""
     stem = compose(stem)
     return _MASK_ENDING.sub("", stem) if _MASK_ENDING.search(stem) else _MASK_START.sub("", stem)
 
 
 def plain_number(text: str) -> str:
-    """Return a number without leading zeros; other text as it is."""
+    """Return a number without leading zeros, and other text unchanged."""
     return text.lstrip("0") or "0" if text.isdecimal() else text
 
 
 def find_mask_ending(stem: str) -> str:
-    """Return the ending of a stem that says mask, such as ``_mask``; empty without one."""
+    """Return the mask ending of a stem, such as ``_mask``, or "" without one."""
     match = _MASK_ENDING.search(stem)
     return match[0].lower() if match else ""
 
 
 def find_mask_start(stem: str) -> str:
-    """Return the start of a stem that says mask, such as ``gt_``; empty without one."""
+    """Return the mask prefix of a stem, such as ``gt_``, or "" without one."""
     match = _MASK_START.search(stem)
     return match[0].lower() if match else ""
 
 
 def strip_repeating(stem: str) -> str | None:
-    """Return what a picture repeats, whose name says that it shows masks in another way; None for others."""
+    """Return the stem that a picture repeats, if its name says that it shows masks in another form, or None."""
     for pattern in (_REPEATING_ENDING, _REPEATING_START):
         if pattern.search(stem):
             return pattern.sub("", stem)

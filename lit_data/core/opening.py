@@ -1,4 +1,4 @@
-"""Opening a user's file: what may be opened, and how every failure comes to name the file."""
+"""Safe opening of files of the user, with errors that name the file."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ _PASSING = {
     ),
     _AGAIN,
 )
-"""What does not come of the file, and what to do."""
+"""Errors that are not the fault of the file, and what to do."""
 
 _READ_BYTES = 64
 
@@ -45,9 +45,9 @@ def naming(path: PathText) -> Iterator[None]:
     """Turn every error inside the block into one that starts with the path.
 
     Raises:
-        MachineError: file descriptors or memory ran out, or a disk in the network does not answer:
-            were the file called bad, ``on_bad=skip`` would leave it out for good.
-        DataError: anything else was raised in the block, by us or by a library.
+        MachineError: File descriptors or memory ran out, or a network disk does not answer. If the
+            file counted as bad, ``on_bad=skip`` would skip it permanently.
+        DataError: The block raised any other error, from lit_data or a library.
     """
     name = show_path(path)
     try:
@@ -73,8 +73,8 @@ def open_source(path: PathText) -> Iterator[BinaryIO]:
     """Open a regular file that is not empty; errors inside the block name it as in ``naming``.
 
     Raises:
-        DataError: missing, empty, unreadable, a broken link, or not a regular file (a named pipe
-            is not waited for).
+        DataError: The file is missing, empty, unreadable, a broken link, or not a regular file (a
+            named pipe is not waited for).
     """
     with naming(path), open_filled(path) as stream:
         yield stream
@@ -82,11 +82,11 @@ def open_source(path: PathText) -> Iterator[BinaryIO]:
 
 @contextmanager
 def opening_with(folder: Path, opener: Opener) -> Iterator[None]:
-    """Let `open_source` ask for the files below a folder while the block runs.
+    """Let `open_source` use an opener for the files below a folder while the block runs.
 
     Args:
-        folder: Of files whose content may lie elsewhere.
-        opener: Opens one; returns None where the content is here.
+        folder: Folder of files whose content may be remote.
+        opener: Opens a file; returns None if its content is local.
     """
     _openers[f"{folder}/"] = opener
     try:
@@ -99,8 +99,8 @@ def open_filled(path: PathText) -> BinaryIO:
     """Open a regular file that is not empty, without naming it in errors.
 
     Raises:
-        DataError: missing, empty, a broken link, or not a regular file.
-        OSError: It cannot be opened.
+        DataError: The file is missing, empty, a broken link, or not a regular file.
+        OSError: The file cannot be opened.
     """
     try:
         stream = open_binary(path)
@@ -116,7 +116,7 @@ def open_filled(path: PathText) -> BinaryIO:
 
 
 def open_binary(path: PathText) -> BinaryIO:
-    """Open a regular file to read, wherever its content lies; errors are those of `open_regular`."""
+    """Open a regular file for reading, local or remote; errors are those of `open_regular`."""
     for folder, opener in _openers.items():
         if str(path).startswith(folder):
             stream = opener(Path(path))
@@ -126,11 +126,11 @@ def open_binary(path: PathText) -> BinaryIO:
 
 
 class Rationed(RawIOBase):
-    """A file that gives so many bytes in all, for parsers that a loop or a bomb would keep busy.
+    """File with a limit on all bytes read, for parsers that a loop or a bomb would keep busy.
 
     Args:
-        stream: The file, from where it stands.
-        most_bytes: That may be read; a read of few counts for 64, since each takes time.
+        stream: The file, from its current position.
+        most_bytes: Most bytes to read; a short read counts as 64 bytes, since each takes time.
     """
 
     def __init__(self, stream: BinaryIO, most_bytes: int) -> None:
@@ -149,7 +149,7 @@ class Rationed(RawIOBase):
         """As of any file.
 
         Raises:
-            DataError: Nothing is left of the ration.
+            DataError: The limit is reached.
         """
         size = self._left_bytes if size < 0 else size
         self._left_bytes -= max(size, _READ_BYTES)
@@ -162,21 +162,21 @@ class Rationed(RawIOBase):
 
 def read_whole(stream: BinaryIO) -> bytes:
     """Read a file from its start."""
-    # Told how much, a buffered stream reads it in one piece and without a second copy.
+    # Given the size, a buffered stream reads in one piece and without a second copy.
     size_bytes = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     return stream.read(size_bytes)
 
 
 def read_within(path: PathText, most_bytes: int) -> bytes:
-    """Return the content of a regular file of bounded size.
+    """Return the content of a regular file of limited size.
 
     Args:
-        path: Of the file.
-        most_bytes: Its largest size.
+        path: Path of the file.
+        most_bytes: Largest size of the file.
 
     Raises:
-        DataError: As of `open_source`; it is larger.
+        DataError: As `open_source`, or the file is larger.
     """
     with open_source(path) as stream:
         data = stream.read(most_bytes + 1)
@@ -189,7 +189,7 @@ def decode_text(data: bytes) -> str:
     """Return the text of a file in UTF-8, with or without a byte order mark.
 
     Raises:
-        DataError: It is in another encoding.
+        DataError: The text is in another encoding.
     """
     try:
         return data.decode("utf-8-sig")
@@ -201,10 +201,10 @@ def decode_text(data: bytes) -> str:
 
 
 def check_regular(path: PathText) -> None:
-    """Refuse what is not a regular file with content, for libraries that open files by their names.
+    """Refuse a path that is not a regular file with content, for libraries that open files by name.
 
     Raises:
-        DataError: says what the path is instead, without naming it.
+        DataError: The message says what the path is instead, without its name.
     """
     try:
         status = Path(path).stat()
@@ -216,7 +216,7 @@ def check_regular(path: PathText) -> None:
 
 
 def describe_missing(path: PathText, error: OSError) -> str:
-    """Say why ``stat`` failed: a link that leads nowhere, nothing there, or what the system answers."""
+    """Describe why ``stat`` failed: a broken link, a missing file, or the answer of the system."""
     is_lost = _is_lost(error)
     if (is_lost or error.errno == errno.ELOOP) and Path(path).is_symlink():
         link = "a broken link" if is_lost else "a circular link,"

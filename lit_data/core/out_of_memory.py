@@ -1,4 +1,4 @@
-"""Errors that say that memory ran out, told from all others, and calls that are repeated after one."""
+"""Recognition of out-of-memory errors, and calls that are repeated after one."""
 
 import re
 from collections.abc import Callable
@@ -28,22 +28,22 @@ _TEXTS = re.compile(
 """Texts of RuntimeErrors; from PyTorch's sources, and reports such as ultralytics#12193 and mosaicml/composer#3397."""
 
 _UNCLEAR = re.compile(r"CUDNN_STATUS_(INTERNAL_ERROR|NOT_INITIALIZED)")
-"""Texts of cuDNN for many faults, of which a lack of memory for its handle is one."""
+"""Texts of cuDNN for many faults, including a lack of memory for its handle."""
 _SCARCE_BYTES = 2**28
 
 
 def make_memory_error(text: str) -> BatchMemoryError:
-    """Make an error that ``except torch.OutOfMemoryError`` catches too, as do handlers of RuntimeError.
+    """Make an error that ``except torch.OutOfMemoryError`` and ``except RuntimeError`` catch too.
 
     Args:
-        text: What does not fit, and what to do.
+        text: Text about what does not fit, and what to do.
     """
     return _find_kind()(text)
 
 
 @lru_cache(maxsize=1)
 def _find_kind() -> type[BatchMemoryError]:
-    """Return the class of both packages; made here, as errors are imported without torch."""
+    """Return a subclass of the errors of both packages, made here since errors do not import torch."""
     import torch
 
     def rebuild(error: BatchMemoryError) -> Any:  # noqa: ANN401 - as pickle wants it
@@ -57,8 +57,8 @@ def _find_kind() -> type[BatchMemoryError]:
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Return True if an error, or one that it was raised from, says that memory ran out.
 
-    By class where there is one, else by the text of a RuntimeError; an illegal access, a failed
-    assertion on the device or anything else is none.
+    It is recognized by its class if there is one, or else by the text of a RuntimeError. An illegal
+    access, a failed assertion on the device and other errors do not count.
     """
     import torch
 
@@ -74,7 +74,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def read_failure(error: Exception) -> str:
-    """Return the first line of an error that says that memory ran out, and raise any other again."""
+    """Return the first line of an out-of-memory error, and raise any other error again."""
     if not is_out_of_memory(error):
         raise error
     return first_line(error)
@@ -85,25 +85,25 @@ def repeat(
     shrink: Callable[[str], object],
     read: Callable[[Exception], str] = read_failure,
 ) -> T:
-    """Call until memory holds what a call needs.
+    """Repeat a call with less work until it fits into memory.
 
     Args:
         attempt: The call.
-        shrink: Called with the text of an error, before the next attempt; makes that smaller, or
+        shrink: Called with the text of an error before the next attempt; reduces its work, or
             raises.
-        read: Returns the text of an out-of-memory error, and raises any other again.
+        read: Returns the text of an out-of-memory error, and raises any other error again.
     """
     while True:
         try:
             return attempt()
         except Exception as error:
             failure = read(error)
-        # Behind the block, whose error holds frames and tensors of the attempt (pytorch/pytorch#18853).
+        # After the block, whose error keeps tensors of the attempt (pytorch/pytorch#18853).
         shrink(failure)
 
 
 def _is_scarce(text: str) -> bool:
-    """Return True if an error that may mean anything came when the device had next to no memory left."""
+    """Return True if an ambiguous error occurred while the device had almost no memory left."""
     import torch
 
     if not _UNCLEAR.search(text) or not torch.cuda.is_available():
@@ -113,5 +113,5 @@ def _is_scarce(text: str) -> bool:
     try:
         free_bytes, _ = torch.cuda.mem_get_info()
         return free_bytes < _SCARCE_BYTES
-    except RuntimeError:  # the device is broken, so it was none
+    except RuntimeError:  # the device is broken, so memory was not the cause
         return False

@@ -1,4 +1,4 @@
-"""`Part`: a fraction of the work of a command, for processes that know nothing of each other."""
+"""`Part`: a fraction of the work of a command, for independent processes."""
 
 import re
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class Part:
     """One of several parts of some work.
 
     Args:
-        number: From 0 on.
-        count: How many parts there are.
+        number: Number of the part, from 0.
+        count: Number of parts.
     """
 
     number: int
@@ -32,10 +32,10 @@ class Part:
         Args:
             command: Name of the node of the options, for messages.
             part: A number, or a number and a count.
-            of: How many parts there are, where `part` does not say it.
+            of: Number of parts, if `part` does not include it.
 
         Returns:
-            The part; None where all of the work is asked for.
+            The part, or None for all of the work.
 
         Raises:
             ConfigError: There is no such part, or one of the options is missing.
@@ -62,7 +62,7 @@ class Part:
         return f"{self.number}/{self.count}"
 
     def take(self, total: int) -> range:
-        """Return the numbers of this part's items: all parts together have each item once.
+        """Return the numbers of the items of this part; all parts together have each item once.
 
         Args:
             total: Number of all items.

@@ -41,11 +41,11 @@ class PixelScores(Metric):
     `threshold` or at the threshold where it is largest.
 
     Args:
-        threshold: Score from which a pixel counts as a defect, for Dice; none takes the best one,
-            which flatters.
+        threshold: Score from which a pixel counts as a defect, for Dice; None uses the best one,
+            which is optimistic.
 
     Attributes:
-        curve: Recall and precision, as of the last `compute`; None without defect pixels.
+        curve: Recall and precision of the last `compute`; None without defect pixels.
     """
 
     full_state_update = False
@@ -66,12 +66,12 @@ class PixelScores(Metric):
             masks: The same shape, in {0, 1}; 255 where pixels are ignored.
         """
         truth = masks.flatten()
-        # One histogram of both kinds of pixels behind each other; ignored ones fall into a last bin.
+        # One histogram of both kinds of pixels, one after the other; ignored ones go to a last bin.
         bins = (find_bins(scores) + BINS * (truth > 0.5)).masked_fill(truth == IGNORED, 2 * BINS)
         self.histogram += torch.bincount(bins, minlength=2 * BINS + 1)[:-1].view(2, BINS)
 
     def compute(self) -> dict[str, Tensor]:
-        """``average_precision`` and ``dice``; both NaN where there are no defect pixels."""
+        """Return ``average_precision`` and ``dice``; both NaN if there are no defect pixels."""
         false, true = self.count_above()
         precision = true / (true + false).clamp(min=1)
         recall = true / true[-1].clamp(min=1)
@@ -87,11 +87,11 @@ class PixelScores(Metric):
         return {name: where_counted(value, true[-1]) for name, value in values.items()}
 
     def count_above(self) -> Tensor:
-        """Count pixels without and with a defect above each of the thresholds, which fall; [2, 8192]."""
+        """Count pixels without and with a defect above each of the descending thresholds, [2, 8192]."""
         return self.histogram.flip(1).cumsum(1).to(widest_float(self.histogram.device))
 
     def dice_curve(self) -> Tensor:
-        """Return Dice at each of the thresholds, which fall; [8192]."""
+        """Return Dice at each of the descending thresholds, [8192]."""
         false, true = self.count_above()
         dice: Tensor = 2 * true / (true + false + true[-1]).clamp(min=1)
         return dice
@@ -142,7 +142,7 @@ class DefectRecall(Metric):
         self.patches += len(scores)
 
     def compute(self) -> Tensor:
-        """Return the recall, 0 to 1; NaN where there are no defects."""
+        """Return the recall, 0 to 1; NaN if there are no defects."""
         defects = dim_zero_cat(self.defects)
         alarms = dim_zero_cat(self.alarms)
         allowed = int(self.false_alarms_per_patch * int(self.patches))
@@ -152,21 +152,21 @@ class DefectRecall(Metric):
 
 
 def where_counted(score: Tensor, count: Tensor | float) -> Tensor:
-    """Return a score, or NaN where there is nothing that it is measured on.
+    """Return a score, or NaN if there is nothing that it is measured on.
 
     Args:
-        score: Any shape.
-        count: Of what it is measured on.
+        score: Score of any shape.
+        count: Number of things that it is measured on.
     """
     return score if count > 0 else torch.full_like(score, torch.nan)
 
 
 def append_rows(parts: list[Tensor], rows: Tensor) -> None:
-    """Append rows to a state of a metric, which stays a few tensors, each longer than those behind it.
+    """Append rows to a metric's state of a few tensors, each longer than the ones after it.
 
-    A tensor for each batch would come to lie between the large ones of its step, whose memory then
-    fits no large one any more: 6 MB for each image of 1024 x 1024 px. No tensor is written into, so
-    that a copy of the list can undo it.
+    A tensor for each batch would fragment the memory between the large ones of its step: 6 MB for
+    each image of 1024 x 1024 px. No tensor is written into, so a copy of the list can undo the
+    change.
 
     Args:
         parts: The state.
@@ -179,7 +179,7 @@ def append_rows(parts: list[Tensor], rows: Tensor) -> None:
 
 
 def find_bins(scores: Tensor) -> Tensor:
-    """Return the bins of `PixelScores`, narrow near 0 and near 1, where the scores of rare defects lie.
+    """Return the bins of `PixelScores`, which are narrow near 0 and 1 for scores of rare defects.
 
     Args:
         scores: Any shape, in 0..1.
@@ -193,7 +193,7 @@ def find_bins(scores: Tensor) -> Tensor:
 
 
 def is_marked(masks: Tensor) -> Tensor:
-    """Return True where masks are marked and count, bool of the same shape."""
+    """Return True where masks are marked and not ignored, bool of the same shape."""
     return (masks > 0.5) & (masks != IGNORED)
 
 
@@ -205,15 +205,15 @@ def bin_edge(number: int) -> Tensor:
 def find_best_f1(
     scores: Tensor, hits: Tensor, true_count: int, *, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Find the largest F1, and the score from which things count there.
+    """Return the largest F1, and its threshold.
 
-    It lies halfway, in logits, between the lowest score that counts and the next lower one.
+    The threshold is halfway, in logits, between the lowest score that counts and the next lower one.
 
     Args:
         scores: [n] float64 in 0..1, the highest first.
-        hits: [n] how many of the things up to each are right.
-        true_count: How many there are to find.
-        eps: Scores are kept so far from 0 and 1.
+        hits: [n] number of correct items up to each score.
+        true_count: Number of items to find.
+        eps: Smallest distance of scores from 0 and 1, to which they are clipped.
     """
     f1 = 2 * hits / (torch.arange(1, len(scores) + 1) + true_count)
     # Of equal scores.
@@ -244,7 +244,7 @@ def _score_defects(scores: Tensor, masks: Tensor) -> Tensor:
 
 
 def _lay_state_like_weights(optimizer: torch.optim.Optimizer) -> None:
-    """Give what was loaded the memory format of its weight: on the CPU a fused step takes both value by value."""
+    """Give loaded state the memory format of its weight, as a fused step on the CPU requires."""
     for weight, state in optimizer.state.items():
         for name, value in state.items():
             is_like_weight = isinstance(value, Tensor) and value.shape == weight.shape
@@ -256,7 +256,7 @@ def refuse_true_precision(module: LightningModule) -> None:
     """Refuse a Trainer that gives a module weights of another dtype than float32.
 
     Raises:
-        ConfigError: It does.
+        ConfigError: The Trainer does.
     """
     precision = module.trainer.precision
     if precision.endswith("-true") and precision != "32-true":
@@ -267,7 +267,7 @@ def refuse_true_precision(module: LightningModule) -> None:
 
 
 def balance_classes(trainer: Trainer) -> Tensor:
-    """Return a weight for each class with which all weigh the same in the training split, [K].
+    """Return the weights [K] with which all classes have equal weight in the training split.
 
     Raises:
         ConfigError: The datamodule does not count its classes.
@@ -286,11 +286,11 @@ def check_class_weights(weights: Sequence[float] | str | None, classes: Sequence
     """Refuse weights that are not one for each class.
 
     Args:
-        weights: Of the loss, or `balanced`; None for the same one of all classes.
+        weights: Weights of the loss, or `balanced`; None for equal weights.
         classes: Names in the order of the weights.
 
     Raises:
-        ConfigError: They are not as many as the classes, or one is below 0.
+        ConfigError: The number of weights is not that of the classes, or a weight is below 0.
     """
     if weights is None:
         return
@@ -305,14 +305,14 @@ def check_class_weights(weights: Sequence[float] | str | None, classes: Sequence
 
 
 class Confusion(NamedTuple):
-    """Images of each class by what a model takes them for.
+    """Number of images of each class by predicted class.
 
     Attributes:
         classes: Names of the classes.
-        counts: A row for each true class, a column for each that the model says.
-        is_drawn: The defects are synthetic.
-        verdicts: Good and defective images (rows) by their verdicts (columns), where the classes are
-            others.
+        counts: A row for each true class, a column for each predicted class.
+        is_drawn: True if the defects are synthetic.
+        verdicts: Good and defective images (rows) by their verdicts (columns), if the classes are
+            different ones.
     """
 
     classes: Sequence[str]
@@ -322,21 +322,21 @@ class Confusion(NamedTuple):
 
 
 class ScoredModule(LightningModule):
-    """A net that learns by one loss and is scored on whole stages.
+    """A net that learns from one loss and is scored on whole stages.
 
-    Logs ``train/loss`` in each step, ``val/loss`` after each validation of a training, and what
-    `take_scores` gives after validation and test, with ``val/`` or ``test/`` before it; names that
-    hold one of `not_in_bar` stay out of the progress bar.
+    It logs ``train/loss`` in each step, ``val/loss`` after each validation of a training, and the
+    scores of `take_scores` after validation and test, with the prefix ``val/`` or ``test/``. Names
+    that contain one of `not_in_bar` are not in the progress bar.
 
     Args:
         net: The net.
-        optimizer: Makes the optimizer from the parameters.
+        optimizer: Function that makes the optimizer from the parameters.
         schedule: Learning rate over the run, see `learning_rate_factor`.
 
     Attributes:
-        exported_as: Task of the exported files that it can be scored by; None if by none.
-        confusion: Images by true and said class in the last ``val`` and ``test``, where there are
-            such.
+        exported_as: Task of the exported files that the module can score; None if there is none.
+        confusion: Images by true and predicted class in the last ``val`` and ``test``, if there are
+            any.
         curves: Precision over recall, and scores of images, of the last ``val`` and ``test``.
 
     Raises:
@@ -346,7 +346,7 @@ class ScoredModule(LightningModule):
     not_in_bar: ClassVar[tuple[str, ...]] = ("_baseline",)
     exported_as: ClassVar[str | None] = None
     notes_loss: ClassVar[bool] = False
-    """`score` calls `note_loss` with its answers, so that no batch goes through the net for it again."""
+    """True if `score` passes its outputs to `note_loss`, so that no batch goes through the net twice."""
 
     def __init__(self, net: nn.Module, *, optimizer: OptimizerFactory, schedule: Schedule) -> None:
         super().__init__()
@@ -362,7 +362,7 @@ class ScoredModule(LightningModule):
 
     @abstractmethod
     def find_loss(self, batch: Batch) -> Tensor:
-        """The loss of a batch, a scalar."""
+        """Return the loss of a batch, a scalar."""
 
     @abstractmethod
     def score(self, batch: Batch, stage: str) -> None:
@@ -370,17 +370,17 @@ class ScoredModule(LightningModule):
 
     @abstractmethod
     def take_scores(self, stage: str) -> Mapping[str, Tensor]:
-        """The scores of a stage, the same on all ranks; the next ones begin anew.
+        """Return the scores of a stage, the same on all ranks, and reset them.
 
-        Those that the stage has nothing for are NaN: a recall of no defects is neither 0 nor 1.
+        Scores without anything to score are NaN: a recall of no defects is neither 0 nor 1.
         """
 
     def note_loss(self, batch: Batch, find: Callable[[], Tensor]) -> None:
-        """Take the loss of a batch into ``val/loss``; outside of a training's validation do nothing.
+        """Add the loss of a batch to ``val/loss``; do nothing outside the validation of a training.
 
         Args:
-            batch: Of a validation.
-            find: Returns the loss of the batch, a scalar, from answers that the net gave already.
+            batch: Batch of a validation.
+            find: Function that returns the scalar loss of the batch from existing outputs.
         """
         if self._is_validating:
             # Once for each sample, as weights count nothing where NaN is kept.
@@ -394,11 +394,11 @@ class ScoredModule(LightningModule):
         )
 
     def invert(self, answers: Tensor, images: Tensor) -> Any:  # noqa: ANN401 - as `forward` gives it
-        """Return what `forward` gives for images, by what an exported file says of them.
+        """Return what `forward` gives for images, from the outputs of an exported file.
 
         Args:
-            answers: Of the graph of the file.
-            images: [B, C, H, W].
+            answers: Outputs of the file's graph.
+            images: Images [B, C, H, W].
         """
         raise NotImplementedError
 
@@ -433,7 +433,7 @@ class ScoredModule(LightningModule):
 
     @override
     def lr_scheduler_step(self, scheduler: LRSchedulerTypeUnion, metric: Any) -> None:
-        """Leave the rate where the metric that it goes by is NaN, which is no worse than any."""
+        """Keep the learning rate if its metric is NaN, which compares as no worse than any."""
         if metric is None or not torch.isnan(torch.as_tensor(metric)):
             super().lr_scheduler_step(scheduler, metric)
 

@@ -1,4 +1,4 @@
-"""Weights that a net starts from: those of a file, held against the net by their names and shapes."""
+"""Initial weights of a net from a file, matched by their names and shapes."""
 
 import logging
 import pickle
@@ -35,14 +35,14 @@ _MOST_REPEATED_BYTES = 2**24  # of tensors that repeat what is stored, as `expan
 _SHOWN = 3  # names in a message
 _RGB = 3
 _UNDERSCORED = "_conv_stem.weight"
-"""Name by which files of EfficientNet-PyTorch are known: each part of their names begins like this."""
+"""Name that identifies files of EfficientNet-PyTorch, whose parts of names begin with underscores."""
 _PATHLIKE = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".tar")
 _ARE_GIVEN = ContextVar("_ARE_GIVEN", default=False)
 
 
 @contextmanager
 def giving_weights() -> Iterator[None]:
-    """Build nets whose weights a checkpoint gives next: those to start from need not be there."""
+    """Build nets without initial weights, because a checkpoint provides their weights next."""
     token = _ARE_GIVEN.set(True)
     try:
         yield
@@ -58,18 +58,17 @@ def are_weights_given() -> bool:
 def split_weights(
     weights: PathText | None, names: Sequence[str]
 ) -> tuple[str | None, PathText | None]:
-    """Tell names of weights from files.
+    """Distinguish names of weights from files.
 
     Args:
-        weights: As given.
-        names: Those that the library has for this net.
+        weights: Name or file.
+        names: Names that the library has for this net.
 
     Returns:
-        The name, if it is one; the file, if it is one; neither where a checkpoint gives the
-        weights.
+        The name if it is one, and the file if it is one; neither if a checkpoint gives the weights.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: `weights` is neither a name nor a file.
     """
     if weights is None or are_weights_given():
         return None, None
@@ -88,10 +87,10 @@ class TakenWeights(NamedTuple):
     """Outcome of `take_weights`; names are those of the net.
 
     Attributes:
-        taken: Weights and buffers that the net now has from the file.
-        other_shape: Those that the file has in another shape, such as the head of other classes.
+        taken: Weights and buffers that the net took from the file.
+        other_shape: Weights with another shape in the file, such as the head of other classes.
         missing: Learned weights that the file does not have.
-        unused: Tensors of the file that the net has no place for.
+        unused: Tensors of the file that the net does not have.
     """
 
     taken: tuple[str, ...]
@@ -101,20 +100,20 @@ class TakenWeights(NamedTuple):
 
 
 def load_weights_file(net: nn.Module, path: PathText | None) -> TakenWeights | None:
-    """Start a net from the weights of a file: a state dict, or a checkpoint of a LightningModule.
+    """Load initial weights from a file: a state dict, or a checkpoint of a LightningModule.
 
     Only plain data is unpickled. Names may have other prefixes than in the net (``model.``,
-    ``module.``, ``backbone.`` or any other): the pair of prefixes under which most numbers fit is
-    taken, so that a classifier's weights also start the encoder of a segmenter. What has another
-    shape is left as it is, and logged with its count.
+    ``module.``, ``backbone.`` or any other). The pair of prefixes with the most matching numbers is
+    used, so a classifier's weights can also initialize the encoder of a segmenter. Weights of
+    another shape are not changed, and their number is logged.
 
     Args:
-        net: Gets the weights in place.
-        path: ``.pt``, ``.pth``, ``.ckpt`` or ``.safetensors``; None leaves the net as it is.
+        net: Net whose weights are set in place.
+        path: ``.pt``, ``.pth``, ``.ckpt`` or ``.safetensors``; None does not change the net.
 
     Raises:
-        DataError: It is not a file.
-        StoreError: It cannot be read, holds NaN, or none of its weights fits.
+        DataError: `path` is not a file.
+        StoreError: The file cannot be read, holds NaN, or none of its weights fits.
     """
     if path is None or are_weights_given():
         return None
@@ -132,13 +131,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file by their names, on the host.
 
     Raises:
-        StoreError: It cannot be read, or holds no tensors.
+        StoreError: The file cannot be read, or holds no tensors.
     """
     if path.suffix == ".safetensors":
         content = _read_safetensors(path)
     else:
         content = read_checkpoint(path, mapped=True)
-    # A checkpoint holds its state under a name, a plain file of weights is one.
+    # A checkpoint holds its state under a key; a plain file of weights is the state itself.
     for state in (*(content.get(name) for name in _STATES), content):
         if not isinstance(state, Mapping):
             continue
@@ -158,14 +157,14 @@ def _drop_underscores(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
-    """Return the content of a file of torch on the host; only plain data is unpickled.
+    """Return the content of a torch file on the host; only plain data is unpickled.
 
     Args:
-        path: The file.
-        mapped: Leave the tensors on the disk until they are looked at.
+        path: File to read.
+        mapped: Leave the tensors on the disk until they are accessed.
 
     Raises:
-        StoreError: The file is none.
+        StoreError: The file is not a torch file.
     """
     try:
         check_regular(path)
@@ -202,10 +201,10 @@ def read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
 
 
 def _check_content(content: Mapping[str, Any]) -> None:
-    """Refuse lists that unfold to more than a file can hold, and tensors that do.
+    """Refuse lists and tensors that expand to more than a file can hold.
 
     Raises:
-        ValueError: There are some.
+        ValueError: There are such lists or tensors.
     """
     for value in check_size(content, most_values=_MOST_VALUES):
         if not isinstance(value, Tensor) or value.layout != torch.strided:
@@ -235,18 +234,18 @@ def _read_safetensors(path: Path) -> Mapping[str, Any]:
 
 
 def take_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> TakenWeights:
-    """Give a net those weights that fit by name and shape, and log how many do.
+    """Set the weights of a net that match by name and shape, and log their number.
 
-    The first convolution of a net for another number of channels than RGB gets the weights of RGB,
-    see `fit_channels`.
+    If a net has another number of channels than RGB, its first convolution gets adapted RGB
+    weights; see `fit_channels`.
 
     Args:
-        net: Gets the weights in place.
+        net: Net whose weights are set in place.
         state: Tensors by name.
-        source: Where they come from, for messages.
+        source: Origin of the tensors, for messages.
 
     Raises:
-        StoreError: None fits, or one that does holds NaN.
+        StoreError: No tensor fits, or one that does holds NaN.
     """
     expected = net.state_dict()
     learned = {name: tuple(weight.shape) for name, weight in net.named_parameters()}
@@ -281,17 +280,17 @@ def take_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> Ta
 
 
 def fit_channels(weight: Tensor, channels: int) -> Tensor:
-    """Make the kernels of a convolution of RGB images fit another number of channels.
+    """Adapt the kernels of a convolution of RGB images to another number of channels.
 
-    Kernels of one channel are the sum over R, G and B, which for gray images is the same function;
-    of more channels they are repeated and scaled so that the sum stays.
+    Kernels for one channel are the sum over R, G and B, which is the same function for gray images.
+    For more channels, kernels are repeated and scaled so that the sum stays the same.
 
     Args:
-        weight: [outputs, 3, h, w].
-        channels: Of the images.
+        weight: Kernels [outputs, 3, h, w].
+        channels: Number of channels of the images.
 
     Returns:
-        [outputs, channels, h, w].
+        Kernels [outputs, channels, h, w].
     """
     if channels == 1:
         return weight.sum(1, keepdim=True)
@@ -305,7 +304,7 @@ def _fit(weight: Tensor, expected: Tensor, *, is_first: bool) -> Tensor | None:
         return None
     if weight.shape == expected.shape:
         return weight
-    # Kernels of RGB that differ in the number of channels alone; deeper ones mean other features.
+    # RGB kernels that differ only in the number of channels; deeper ones have other features.
     if not is_first or weight.ndim != 4 or expected.ndim != 4 or weight.shape[1] != _RGB:
         return None
     outputs, _, *kernel_px = expected.shape
@@ -317,9 +316,9 @@ def _fit(weight: Tensor, expected: Tensor, *, is_first: bool) -> Tensor | None:
 def _find_prefixes(
     state: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
 ) -> tuple[str, str]:
-    """Choose prefixes that names of the file lose and get, so that most numbers fit.
+    """Choose the prefixes to remove from and add to names of the file, so that most numbers fit.
 
-    Of equal ones the shortest.
+    Among equal ones, the shortest prefixes are chosen.
     """
     best = ("", "")
     most = 0
@@ -337,7 +336,7 @@ def _find_prefixes(
 
 
 def _list_prefixes(names: Iterable[str]) -> list[str]:
-    """List the dotted prefixes that most names begin with: none first, then by length."""
+    """Return the dotted prefixes that most names begin with: none first, then by length."""
     counts: Counter[str] = Counter()
     for name in names:
         parts = name.split(".")
@@ -346,10 +345,10 @@ def _list_prefixes(names: Iterable[str]) -> list[str]:
 
 
 def refuse_nan(weights: Mapping[str, Tensor], source: str) -> None:
-    """Refuse learned weights of NaN, which stay so; buffers may hold what they like.
+    """Refuse NaN in learned weights, which would stay NaN; buffers may hold any value.
 
     Raises:
-        StoreError: There are some.
+        StoreError: A weight holds NaN.
     """
     bad = []
     for name, weight in weights.items():

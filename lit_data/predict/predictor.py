@@ -1,4 +1,4 @@
-"""`TiledPredictor`: a value for every pixel of images of any size, from a net that takes tiles."""
+"""`TiledPredictor`: a value for every pixel of images of any size, predicted in tiles."""
 
 import dataclasses
 import itertools
@@ -44,57 +44,58 @@ from lit_inspect.counts import counted
 from lit_inspect.tiles import Blend
 
 _WAITING_IMAGES = 2
-"""Images that may wait for one before them, in batches of single tiles for each thread."""
+"""Images that may wait for one before them, in batches of single tiles, for each thread."""
 
 
 class TiledPredictor:
     """Cuts images into overlapping tiles, predicts them in common batches, and stitches values.
 
-    Where the overlap is at least the net's receptive field, the values are those that the net gives
-    for the whole image, to the rounding of float32, see `lit_inspect.tiles.weigh_tiles`. A
-    side shorter than a tile is filled up to a multiple of `round_px` by repeating its edge, and cut
-    back.
+    If the overlap is at least the net's receptive field, the values are those that the net gives
+    for the whole image, up to rounding in float32; see `lit_inspect.tiles.weigh_tiles`. A side
+    shorter than a tile is padded to a multiple of `round_px` by repeating its edge, and cropped
+    afterwards.
 
-    If memory runs out, the batch is predicted in halves and the size that works is kept for later
-    calls. The model goes to `device` (and to the format of `channels_last`) and stays there; in
-    every other way it is as before when no batch is under way, its training mode too. One predictor
-    may serve one thread at a time.
+    If memory runs out, the batch is predicted in halves, and later calls keep the size that works.
+    The model moves to `device` (and to the format of `channels_last`) and stays there. Otherwise it
+    is unchanged while no batch is in progress, including its training mode. Only one thread at a
+    time may use a predictor.
 
     Args:
-        model: From [B, C, h, w] float32 to [B, K, h, w]. Whole numbers come as 0..1, floats as they
-            are.
+        model: Net from [B, C, h, w] float32 to [B, K, h, w]. Integer images are scaled to 0..1,
+            float images are passed unchanged.
         tile_px: Tile size, one number or (height, width).
-        overlap_px: Least number of pixels that neighboring tiles share.
-        blend: `constant` takes a pixel from the tile in which it is farthest from a seam,
-            `gaussian` averages by the distance from the middle.
-        margin_px: Pixels next to a seam that count nothing. None: for `constant` half of the
-            overlap, for `gaussian` as far as the net sees (measured at the first image that has
-            seams, see `measure_reach_px`), or a quarter of the overlap if half does not hold that.
-        multiple_px: Total stride of the net, if it has one: tiles begin at multiples of it.
-        round_px: See above; None: an eighth of a tile. 1 gives each size of small images batches of
-            its own.
-        batch_size: Tiles of the first batch.
-        min_batch_size: If so many tiles do not fit, there is a `BatchMemoryError`.
-        max_batch_size: The batch grows up to this while batches go well, never to a size that
-            failed. None: batch_size.
-        memory_limit_bytes: Memory of the device for weights and the batches under way; batches are
-            made smaller by it.
-        precision: `bf16` and `fp16` by autocast.
-        channels_last: Memory format of weights and tiles.
-        compile: By `torch.compile`, at the first batch of a size; all tiles then have the full
-            size. Needs a C++ compiler, on a GPU Triton.
-        augment: Average over 4 (`flips`) or 8 (`d4`, flips and quarter turns) sides. For values
-            without a direction.
+        overlap_px: Smallest number of pixels that neighboring tiles share.
+        blend: `constant` uses a pixel from the tile in which it is farthest from a seam, `gaussian`
+            averages by the distance from the center.
+        margin_px: Number of pixels next to a seam that are ignored. With None, `constant` ignores
+            half of the overlap, and `gaussian` the reach of the net (measured on the first image
+            with seams, see `measure_reach_px`), or a quarter of the overlap if the reach exceeds
+            half of it.
+        multiple_px: Total stride of the net, if it has one; tiles begin at multiples of it.
+        round_px: Multiple to which short sides are padded; None uses an eighth of a tile. With 1,
+            each size of small images has its own batches.
+        batch_size: Number of tiles in the first batch.
+        min_batch_size: Smallest number of tiles; if they do not fit, a `BatchMemoryError` is raised.
+        max_batch_size: Largest number of tiles. The batch grows up to it while batches succeed, but
+            never to a size that failed. None means `batch_size`.
+        memory_limit_bytes: Device memory for weights and the batches in progress; batches are made
+            smaller to stay below it.
+        precision: Precision of the net; `bf16` and `fp16` use autocast.
+        channels_last: Use this memory format for weights and tiles.
+        compile: Run `torch.compile` at the first batch of a size; all tiles then have the full
+            size. This needs a C++ compiler, or Triton on a GPU.
+        augment: Average over 4 (`flips`) or 8 (`d4`, flips and quarter turns) orientations, for
+            values without a direction.
         activation: `sigmoid` or `softmax` over the K channels, before anything is averaged.
-        value_range: Pixels (low, high) that become 0 and 1; None: the range of the dtype.
-        threads: Inference threads, which call the net side by side, each with its part of the
-            cores; for the CPU, and not for a compiled net. The net must bear that: one that changes
-            itself in `forward` does not.
-        readers: Threads that load images, if they must be loaded.
-        device: Where the net computes; None: where it is.
+        value_range: Pixel values (low, high) that become 0 and 1; None uses the range of the dtype.
+        threads: Number of inference threads, which call the net in parallel, each with its part of
+            the cores; for the CPU, and not for a compiled net. The net must allow this: one that
+            changes itself in `forward` does not.
+        readers: Number of threads that load images, if they must be loaded.
+        device: Device of the net; None keeps its current one.
 
     Raises:
-        ConfigError: Options are unknown or do not fit each other.
+        ConfigError: Options are unknown or do not fit together.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class TiledPredictor:
         self._readers = readers
         self._threads = threads
         sides = pair_px("tile_px", tile_px)
-        if compile:  # for tiles of one size, to which smaller ones are filled up
+        if compile:  # for tiles of one size, to which smaller ones are padded
             round_px = max(sides)
         self._tiling = Tiling(sides, overlap_px, margin_px, blend, multiple_px, round_px)
         self._knows_margin = blend == "constant" or margin_px is not None
@@ -155,11 +156,11 @@ class TiledPredictor:
         Memory holds the images whose tiles share a batch, and a few that were read ahead.
 
         Args:
-            images: [C, H, W] each: arrays, tensors, functions that load one when its turn comes, or
-                a bank.
-            on_bad: Called with the number of an image that is bad, which is then left out; None
-                raises.
-            on_tiles: Called after each batch with its number of tiles.
+            images: Arrays or tensors [C, H, W], functions that load one when it is needed, or a
+                bank.
+            on_bad: Function called with the number of a bad image, which is then skipped, and the
+                error; None raises the error.
+            on_tiles: Function called after each batch with its number of tiles.
 
         Yields:
             (number in the input, [K, H, W] float32 on the CPU), in the order of the input, as soon
@@ -190,19 +191,19 @@ class TiledPredictor:
         complete.
 
         Args:
-            image: [C, H, W]; only slices of it are read, so it may be a memory map.
+            image: Image [C, H, W]; only slices of it are read, so it may be a memory map.
             path: A ``.npy`` file, which is replaced if it exists.
-            dtype: Of the file; whole numbers hold values 0..1 as 0..255 or 0..65535.
-            on_tiles: Called after each batch with its number of tiles.
-            check: Called with rows [K, h, W] float32 before they are written; whole numbers would
-                hide NaN and what goes beyond 0..1.
+            dtype: Data type of the file; integers hold values 0..1 as 0..255 or 0..65535.
+            on_tiles: Function called after each batch with its number of tiles.
+            check: Function called with rows [K, h, W] float32 before they are written, because
+                integers would hide NaN and values outside 0..1.
 
         Returns:
-            [K, H, W], a read-only memory map of the file.
+            A read-only memory map [K, H, W] of the file.
 
         Raises:
-            StoreSpaceError: The disk has no room.
-            DataError, BatchMemoryError, ConfigError: As `predict`.
+            StoreSpaceError: The disk is full.
+            DataError, BatchMemoryError, ConfigError: As for `predict`.
         """
         path = Path(path)
         check_choice("dtype", dtype, get_args(FileDtype))
@@ -220,7 +221,7 @@ class TiledPredictor:
         return values
 
     def _tiling_of(self, source: OpenedImage) -> Tiling:
-        """Return the rules for an image; the margin of the net is measured at the first seam."""
+        """Return the tiling of an image; the net's margin is measured at the first seam."""
         sides = self._tiling.sides_px
         height, width = source.size_px
         has_seams = height > sides[0] or width > sides[1]
@@ -230,7 +231,7 @@ class TiledPredictor:
         multiple_px = self._tiling.multiple_px
         reach = find_reach_px(self._forward, channels, sides, multiple_px=multiple_px)
         self._knows_margin = True
-        # a wider reach has no room in the overlap: the default margin stays
+        # a wider reach does not fit into the overlap, so the default margin stays
         if reach is not None and reach <= self._tiling.overlap_px // 2:
             self._tiling = dataclasses.replace(self._tiling, margin_px=reach)
         return self._tiling
@@ -244,11 +245,11 @@ class TiledPredictor:
 
 
 def _check_threads(threads: int, busy: str) -> None:
-    """Refuse several inference threads for what uses all cores by itself.
+    """Refuse several inference threads if something already uses all cores.
 
     Args:
         threads: Number of threads.
-        busy: Name of what does; empty where threads can work side by side.
+        busy: Name of what uses all cores; empty if threads can work in parallel.
     """
     if threads < 1:
         raise ConfigError(f"threads={threads} must be at least 1")
@@ -275,7 +276,7 @@ def _find_device(model: nn.Module) -> torch.device:
 
 
 class Arriving(NamedTuple):
-    """Values of tiles on their way to the CPU."""
+    """Values of tiles in transfer to the CPU."""
 
     values: Tensor
     arrived: torch.cuda.Event | None = None
@@ -283,14 +284,14 @@ class Arriving(NamedTuple):
 
 @dataclass(slots=True)
 class TileBatch:
-    """Tiles on their way through a net.
+    """A batch of tiles for a net.
 
     Attributes:
         forward: The net.
-        kind: Of all of them.
-        tiles: [n, C, h, w] as stored, of which the first are filled.
-        on_tiles: Called with the number of tiles that came back; None: nobody is.
-        jobs: For each tile that is there the image it belongs to.
+        kind: Kind of all tiles.
+        tiles: [n, C, h, w] stored pixels, of which the first `jobs` are filled.
+        on_tiles: Function called with the number of finished tiles; None calls nothing.
+        jobs: Image of each filled tile.
     """
 
     forward: Forward
@@ -304,25 +305,25 @@ class TileBatch:
 
     @property
     def most(self) -> int:
-        """All of the tiles."""
+        """Number of filled tiles."""
         return len(self.jobs)
 
     @property
     def is_full(self) -> bool:
-        """True if there is no room left."""
+        """True if all tiles are filled."""
         return len(self.jobs) == len(self.tiles)
 
     @property
     def advice(self) -> str:
-        """Cure where the smallest micro-batch does not fit, in words."""
+        """Advice if the smallest micro-batch does not fit."""
         return ADVICE
 
     def describe(self, samples: int) -> str:
-        """Return the words for so many tiles."""
+        """Return a text for a number of tiles."""
         return f"{counted(samples, 'tile')} of {self.kind}"
 
     def add(self, job: ImageJob, tile: Array) -> None:
-        """Copy a tile in."""
+        """Copy a tile into the batch."""
         self.tiles[len(self.jobs)] = tile
         self.jobs.append(job)
 
@@ -330,7 +331,7 @@ class TileBatch:
         """Return the values of some tiles."""
         tiles = self.tiles[start:stop]
         if self.forward.options.compile and len(tiles) < size:
-            # Another length would be compiled again.
+            # Another length would trigger another compilation.
             zeros = np.zeros((size - len(tiles), *tiles.shape[1:]), tiles.dtype)
             tiles = np.concatenate((tiles, zeros))
         images = torch.from_numpy(tiles)
@@ -339,7 +340,7 @@ class TileBatch:
         return _send_back(self.forward(images)[: stop - start])
 
     def take(self, start: int, stop: int, values: Arriving) -> None:
-        """Put values into their images, once they have arrived."""
+        """Write values into their images once they have arrived."""
         if values.arrived is not None:
             values.arrived.synchronize()
         for job, tile in zip(self.jobs[start:stop], values.values, strict=True):
@@ -349,9 +350,9 @@ class TileBatch:
 
 
 def _lock_pages(images: Tensor) -> Tensor:
-    """Return a page-locked copy, so that nobody waits for the one to the device.
+    """Return a page-locked copy, so that nothing waits for the copy to the device.
 
-    Where that fails the copy is just slower.
+    If that fails, the copy is only slower.
     """
     try:
         return images.pin_memory()
@@ -372,14 +373,14 @@ def _send_back(values: Tensor) -> Arriving:
 class TileStream:
     """Fills common batches with the tiles of many images.
 
-    Images whose tiles have one size fill batches together. An image is yielded when all before it
-    are; so that none waits long for a batch that others do not fill, such a batch goes early.
+    Images whose tiles have one size share batches. Images are yielded in order. If an image would
+    wait long for others to fill its batch, that batch is sent early.
 
     Args:
-        runner: Sends batches to the device.
+        runner: Runner that sends batches to the device.
         forward: The net.
-        threads: Number of batches that the device computes at one time.
-        on_tiles: Called with the number of tiles that came back; None: nobody is.
+        threads: Number of batches that the device computes at the same time.
+        on_tiles: Function called with the number of finished tiles; None calls nothing.
     """
 
     def __init__(
@@ -417,7 +418,7 @@ class TileStream:
         return _WAITING_IMAGES * self._threads * self._runner.size_of(kind).size
 
     def _cut(self, job: ImageJob) -> None:
-        """Add the tiles of an image to its batch, and send that whenever it is full."""
+        """Add the tiles of an image to its batch, and send the batch whenever it is full."""
         for tile in job.tiles:
             if job.kind not in self._batches:
                 self._batches[job.kind] = self._open_batch(job.kind)
@@ -433,7 +434,7 @@ class TileStream:
     def _send_early(self) -> None:
         """Send the batch of the first image, and of the next ones while threads are free.
 
-        Then the micro-batch that was sent first is taken back.
+        Then collect the micro-batch that was sent first.
         """
         for position, job in enumerate(self._waiting):
             if position > 0 and self._runner.is_busy:

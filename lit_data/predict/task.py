@@ -1,8 +1,8 @@
-"""`Task`: drawing of samples of a kind of data, drawing and writing of predictions.
+"""`Task`: draws samples of a kind of data, and draws and writes predictions.
 
-`find_task` gives that of a datamodule: the attribute ``task`` of its class, which is a `Task` or its
-dotted name, or the one that `register` noted for the class; else that of its parents. A package of
-your own brings its own kind of data in this way; ``docs/extend.md`` walks through one.
+`find_task` returns that of a datamodule: the attribute ``task`` of its class, which is a `Task` or
+its dotted name, or the one that `register` noted for the class, else that of its parents. A package
+of your own adds its kind of data in this way; ``docs/extend.md`` walks through one.
 """
 
 import logging
@@ -41,28 +41,28 @@ UNCHANGED = "unchanged"
 
 Data = TypeVar("Data", bound=BaseDataModule)
 _TASKS: "dict[type[Any], type[Task[Any]]]" = {}
-"""Tasks that `register` noted, by the classes of their datamodules."""
+"""Registered tasks, by the classes of their datamodules."""
 
 
 class Task(Generic[Data]):
-    """Kind of data as the commands see it.
+    """The interface of a kind of data for the commands.
 
-    This one draws images under ``image`` and predicts nothing.
+    This base draws images under ``image`` and predicts nothing.
 
     Args:
-        datamodule: Prepared and opened.
+        datamodule: Datamodule that is prepared and opened.
 
     Attributes:
-        predicts: What `method` must return, in words.
-        method: What a module needs for its predictions to be drawn.
-        candidates: Samples that those of a picture are chosen from.
+        predicts: Description of what `method` must return.
+        method: Method that a module needs for its predictions to be drawn.
+        candidates: Number of samples from which those of a picture are chosen.
         predict_data: Options of the datamodule that prediction sets.
-        trained_data: Options of the datamodule that a checkpoint holds, and that hold for it unless
-            others are typed.
-        unexported: Why there is no file for `lit_inspect`, and what to do.
-        uses: What options of ``predict`` mean something for here; others are refused.
-        shares: Several processes may predict some of the inputs each; `predict` then heeds the
-            share of the run.
+        trained_data: Options of the datamodule that a checkpoint holds, which apply unless you set
+            others.
+        unexported: Reason why there is no file for `lit_inspect`, with advice.
+        uses: Features to which options of ``predict`` apply here; other options are refused.
+        shares: True if several processes may each predict some of the inputs; `predict` then uses
+            the share of the run.
     """
 
     predicts: ClassVar[str] = "predictions"
@@ -93,7 +93,7 @@ class Task(Generic[Data]):
 
     @classmethod
     def has_verdicts(cls) -> bool:
-        """Return True if images of this kind get verdicts, by a threshold of their own."""
+        """Return True if images of this kind get verdicts, with their own threshold."""
         return Use.VERDICTS in cls.uses
 
     def can_draw(self, model: LightningModule) -> bool:
@@ -110,10 +110,10 @@ class Task(Generic[Data]):
     ) -> list[int]:
         """Draw up to `count` samples of a finished batch on the host, spread evenly over it.
 
-        Where their titles tell classes, some of each.
+        If their titles show classes, some of each are drawn.
 
         Returns:
-            Rows of the batch that are drawn; empty if it has no images.
+            Rows of the batch that were drawn; empty if it has no images.
         """
         images = batch.get("image") if isinstance(batch, dict) else None
         if not isinstance(images, Tensor) or images.ndim != 4:
@@ -135,13 +135,13 @@ class Task(Generic[Data]):
     def draw_predictions(
         self, model: LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
-        """Draw samples beside the predictions of a model; return True if these could be drawn."""
+        """Draw samples beside a model's predictions, and return True if these could be drawn."""
         return False
 
     def draw_whole(
         self, model: LightningModule, stage: Stage, path: Path, title: str, *, count: int
     ) -> bool:
-        """Draw whole images of a split, in the place of samples; return True if these could be drawn."""
+        """Draw whole images of a split instead of samples, and return True if they could be drawn."""
         return False
 
     def draw_augmented(
@@ -158,7 +158,7 @@ class Task(Generic[Data]):
         """Return the writer of predictions.
 
         Raises:
-            ConfigError: There is none, or not with these options.
+            ConfigError: There is no writer, or none with these options.
         """
         raise ConfigError(
             "predict does not know how to write what is predicted for a "
@@ -172,18 +172,18 @@ class Task(Generic[Data]):
         return predict_batches(self.datamodule, model, self.writer(run, options), run, options)
 
     def draw_truth(self, split: Stage) -> DrawnImages | None:
-        """Turn to the images of a split as they are and with synthetic defects, and predict those.
+        """Switch to predicting a split's images, both unchanged and with synthetic defects.
 
         Returns:
-            None where other truth is known, or none can be drawn.
+            The images; None if other truth is known, or no defects can be drawn.
         """
         return None
 
     def export(self, request: ExportRequest) -> NetFacts:
-        """Return the net of a model, and what an ``.inspect`` file says of it.
+        """Return the net of a model with the facts for an ``.inspect`` file.
 
         Raises:
-            ConfigError: There is none for this kind of data.
+            ConfigError: This kind of data has no such file.
         """
         raise ConfigError(
             f"a {type(self.datamodule).__name__} cannot be exported, because {self.unexported}"
@@ -193,23 +193,23 @@ class Task(Generic[Data]):
 def choose_strata(
     strata: Sequence[Hashable], sizes: Sequence[float], count: int, *, good: Hashable = None
 ) -> list[int]:
-    """Choose some of many things so that each stratum is there, with small and large ones.
+    """Choose some of many items so that each stratum is present, with small and large items.
 
     Args:
-        strata: Class of each thing.
-        sizes: Of each, such as its marked area.
-        count: Things at most.
-        good: The stratum that gets no more than its share, and at most half.
+        strata: Class of each item.
+        sizes: Size of each item, such as its marked area.
+        count: Largest number of items to choose.
+        good: Stratum that gets no more than its share, and at most half.
 
     Returns:
-        Numbers of the things, those of a stratum one after the other and the good ones last.
+        Numbers of the items, grouped by stratum, with the good ones last.
     """
     members: dict[Hashable, list[int]] = {}
     for number in sorted(range(len(strata)), key=lambda number: -sizes[number]):
         members.setdefault(strata[number], []).append(number)
     good_ones = members.pop(good, [])
     good_count = _count_good(len(good_ones), len(strata), count)
-    # The most frequent classes first, where there is no room for all.
+    # The most frequent classes first, if there is not enough space for all.
     classes = sorted(members.values(), key=len, reverse=True)
     quotas = _share_in_turn(list(map(len, classes)), count - good_count)
     chosen = []
@@ -219,7 +219,7 @@ def choose_strata(
 
 
 def _count_good(good: int, total: int, count: int) -> int:
-    """Return how many good things are among `count` chosen ones, of so many good ones and all."""
+    """Return the number of good items among `count` chosen ones, of `good` good ones in `total`."""
     if not good:
         return 0
     share = round(count * good / total)
@@ -228,7 +228,7 @@ def _count_good(good: int, total: int, count: int) -> int:
 
 
 def _share_in_turn(sizes: Sequence[int], count: int) -> list[int]:
-    """Give one place after the other to each group in turn, until there are none or all are chosen."""
+    """Give places to groups in turn, until there are none left or all items are chosen."""
     quotas = [0] * len(sizes)
     while count > 0 and quotas != list(sizes):
         for group, size in enumerate(sizes):
@@ -239,7 +239,7 @@ def _share_in_turn(sizes: Sequence[int], count: int) -> list[int]:
 
 
 def _spread(numbers: Sequence[int], count: int) -> list[int]:
-    """Choose evenly from the first to the last; a single one is that of the middle."""
+    """Choose evenly from the first to the last; a single one is the middle one."""
     return [numbers[int((step + 0.5) * len(numbers) / count)] for step in range(count)]
 
 
@@ -259,12 +259,12 @@ def draw_before_after(
     Args:
         datamodule: A prepared and opened datamodule.
         planned: A planned batch on the host.
-        rows: Its samples to draw.
-        path: The PNG to write.
-        stage: Whose samples.
-        show: Fills the cells of a sample.
-        columns: Titles of these.
-        cell_inches: Side of a cell.
+        rows: Samples of the batch to draw.
+        path: PNG file to write.
+        stage: Stage of the samples.
+        show: Function that fills the cells of a sample.
+        columns: Titles of the cells.
+        cell_inches: Side of a cell in inches.
 
     Returns:
         True if it was drawn; False if the stage has no augmentation.
@@ -294,7 +294,7 @@ def find_task_of(kind: object) -> type[Task[Any]]:
     """Return the task of a class of datamodules; for a function that makes one, the general task.
 
     Raises:
-        ConfigError: A task is named that is not there.
+        ConfigError: The named task does not exist.
     """
     datamodule_class = kind if isinstance(kind, type) else BaseDataModule
     for parent in datamodule_class.__mro__:
@@ -305,7 +305,7 @@ def find_task_of(kind: object) -> type[Task[Any]]:
 
 
 def register(kind: type[Any]) -> Callable[[type[Task[Any]]], type[Task[Any]]]:
-    """Decorate the `Task` of a class of datamodules and of those derived from it."""
+    """Return a decorator for the `Task` of a class of datamodules and its subclasses."""
 
     def note(task: type[Task[Any]]) -> type[Task[Any]]:
         _TASKS[kind] = task

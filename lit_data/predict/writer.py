@@ -33,10 +33,10 @@ class Written(NamedTuple):
     """Files and rows that were written for one input.
 
     Attributes:
-        files: Paths.
-        rows: Of the table; plain values that JSON can hold.
+        files: Paths of the files.
+        rows: Rows of the table, with plain values that JSON can hold.
         score: Confidence of the model, for the choice of pictures.
-        note: Words for the tables.
+        note: Note for the tables.
     """
 
     files: Sequence[Path]
@@ -46,23 +46,23 @@ class Written(NamedTuple):
 
 
 class PredictionWriter(ABC):
-    """Writes the prediction of each input at once, and tables and pictures of all at the end.
+    """Writes the prediction of each input immediately, and tables and pictures of all at the end.
 
-    The numbers of inputs are those of the samples of the predict stage, but where several `samples`
-    show one input, whose answers `join` puts together. A run that goes on (``predict.resume=true``)
-    keeps the files of inputs that are done, and several processes write some of the inputs each, so
-    `finish` gets the rows of all of them back, and must not rely on what `write` remembers.
+    The numbers of inputs are those of the samples in the predict stage, unless several `samples`
+    show one input, whose answers `join` combines. A resumed run (``predict.resume=true``) keeps the
+    files of finished inputs, and several processes may each write some of the inputs. Therefore
+    `finish` gets the rows of all inputs, and must not rely on what `write` remembers.
 
     Attributes:
-        expects: What `predict_step` must return, in words.
-        names: Of each input: unlike, and the same in the next run.
-        bad: (path, what is wrong) of inputs that were left out.
-        has_many: There are so many inputs that one folder is not to hold the files of all of them,
-            and that tables are Parquet; see `folder_of` and `write_rows`.
-        bring: Returns the path of a file that was written, see `PredictRun`.
-        labels: What `label` returns; None where there is nothing to label.
-        class_names: Of what `label` returns.
-        verdicts: Images by their verdicts, or by their classes where there are none, once `finish`
+        expects: Description of what `predict_step` must return.
+        names: Unique name of each input, which is the same in the next run.
+        bad: (path, problem) of skipped inputs.
+        has_many: True if there are too many inputs for one folder, and tables are Parquet; see
+            `folder_of` and `write_rows`.
+        bring: Function that returns the path of a written file, see `PredictRun`.
+        labels: What `label` returns; None if there is nothing to label.
+        class_names: Names of the classes that `label` returns.
+        verdicts: Images by their verdicts, or by their classes if there are none, once `finish`
             knows them.
     """
 
@@ -82,17 +82,17 @@ class PredictionWriter(ABC):
 
     @cached_property
     def stems(self) -> Mapping[str, str]:
-        """Path of each input without its type, by its name; with it where inputs differ in that alone."""
+        """Path of each input by its name, without the suffix unless inputs differ only in that."""
         stems = {name: PurePath(name).with_suffix("").as_posix() for name in self.names}
         counts = Counter(stems.values())
         return {name: stem if counts[stem] == 1 else name for name, stem in stems.items()}
 
     def folder_of(self, folder: Path, name: str) -> Path:
-        """Return where the file of an input belongs: a folder, or one of 256 folders in it.
+        """Return the folder for the file of an input: `folder`, or one of 256 folders in it.
 
         Args:
-            folder: Of the files of one kind.
-            name: Of the input, whose digest decides, so that it keeps its place beside others.
+            folder: Folder for the files of one kind.
+            name: Name of the input; its digest decides, so its place does not depend on others.
         """
         if not self.has_many:
             return folder
@@ -101,18 +101,18 @@ class PredictionWriter(ABC):
     def write_rows(
         self, stem: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
     ) -> Path:
-        """Write a table as CSV, or as Parquet where there are many inputs.
+        """Write a table as CSV, or as Parquet if there are many inputs.
 
         Args:
             stem: Path without the suffix.
-            columns: Those of each row that are written.
-            rows: Their cells by name.
+            columns: Names of the columns to write.
+            rows: Cells of each row by name.
 
         Returns:
             The path of the file.
 
         Raises:
-            StoreError: It cannot be written.
+            StoreError: The file cannot be written.
         """
         suffix = ".parquet" if self.has_many else ".csv"
         path = stem.with_name(stem.name + suffix)
@@ -121,13 +121,13 @@ class PredictionWriter(ABC):
         return path
 
     def stamp(self, number: int) -> Sequence[int]:
-        """Return whole numbers that change when an input does; by default none."""
+        """Return integers that change when an input does; by default none."""
         return ()
 
     def read(self, outputs: Any, batch: Any) -> Sequence[Any] | None:  # noqa: ANN401 - a module's outputs and batch
         """Return an answer for each sample of a batch from the outputs of `predict_step`.
 
-        None if the outputs have another form than `expects`.
+        The result is None if the outputs do not have the form of `expects`.
         """
         return None
 
@@ -140,24 +140,24 @@ class PredictionWriter(ABC):
         return (number,)
 
     def join(self, number: int, answers: Sequence[Any]) -> Any:  # noqa: ANN401 - as `read` gives them
-        """Return the answer for an input of those for its samples; by default that for the only one."""
+        """Return the answer for an input from those for its samples; by default that for the only one."""
         return answers[0]
 
     def label(self, entry: Entry) -> ImageLabels:
-        """Return the labels of an input, for tools that people label with."""
+        """Return the labels of an input, for labeling tools."""
         raise NotImplementedError
 
     def measure_margin(self, entry: Entry) -> float:
-        """Return how far an input is from another answer; people are to look at low ones first."""
+        """Return the margin of an input to another answer; inputs with low margins need review first."""
         raise NotImplementedError
 
     @abstractmethod
     def write(self, number: int, answer: Any, seconds: float) -> Written:  # noqa: ANN401 - one of `read`
-        """Write the answer for one input, as `join` gives it; `seconds` is the time since the one before."""
+        """Write the answer of `join` for one input; `seconds` is the time since the one before."""
 
     @abstractmethod
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
-        """Write tables and pictures of all inputs that are done; return numbers for summary.json."""
+        """Write tables and pictures of all finished inputs, and return numbers for summary.json."""
 
 
 class BankWriter(PredictionWriter):
@@ -165,7 +165,7 @@ class BankWriter(PredictionWriter):
 
     Args:
         bank: The images.
-        names: Of the images.
+        names: Names of the images.
     """
 
     def __init__(self, bank: ImageBank, names: Sequence[str]) -> None:
@@ -184,22 +184,22 @@ class BankWriter(PredictionWriter):
 
 
 class Work:
-    """Inputs of a run: finished, waiting, and bad ones.
+    """Finished, waiting and bad inputs of a run.
 
-    Where several processes predict, each has a share of the inputs, and the one that leads writes
-    the tables of all of them.
+    If several processes predict, each has a share of the inputs, and the leading one writes the
+    tables of all of them.
 
     Args:
-        writer: Writes what is predicted.
-        run: Where, and the share of this process.
-        options: Whether the run goes on.
+        writer: Writer of the predictions.
+        run: Run with its folder and the share of this process.
+        options: Options, which decide whether the run resumes.
         chosen: Numbers of the inputs of the run.
-        block: Inputs that stay together when they are shared: with those of a batch, each batch is
-            the one that a process alone would predict.
+        block: Number of inputs that stay together when they are shared; with that of a batch, each
+            batch is the same as in a single process.
 
     Attributes:
         waiting: Numbers of the inputs to predict.
-        bad: What is wrong with inputs that could not be read.
+        bad: Problems of inputs that could not be read.
 
     Raises:
         ConfigError: The folder holds predictions of another run, or none that could be finished.
@@ -235,7 +235,7 @@ class Work:
             )
         self._journal = self._open_journal(options)
         share_numbers = self._share.take(chosen, block)
-        # Only the process that writes the tables looks at the inputs of the others.
+        # Only the process that writes the tables reads the inputs of the others.
         visible = chosen if self._share.leads else share_numbers
         self._pending = self._find_pending(visible)
         self._kept = len(visible) - len(self._pending)
@@ -269,9 +269,9 @@ class Work:
         return journal
 
     def _find_pending(self, numbers: Sequence[int]) -> dict[int, Sequence[int]]:
-        """Return the stamps of the inputs that are not done, by their numbers.
+        """Return the stamps of the unfinished inputs, by their numbers.
 
-        They are from before an input is read: one that changes meanwhile is predicted again.
+        They are taken before an input is read, so one that changes later is predicted again.
         """
         pending: dict[int, Sequence[int]] = {}
         for number in numbers:
@@ -283,7 +283,7 @@ class Work:
         return pending
 
     def restart_clock(self) -> None:
-        """Let the seconds of the next input begin now."""
+        """Start to time the next input now."""
         self._start_s = time.perf_counter()
 
     def write(self, number: int, answer: Any) -> None:  # noqa: ANN401 - what the writer takes
@@ -318,8 +318,8 @@ class Work:
         """Write tables and pictures of all inputs, and ``bad.csv``.
 
         Returns:
-            Numbers of the run and its bad inputs; of a part its numbers alone, and nothing of a rank
-            behind the first.
+            Numbers of the run and its bad inputs; for a part only its numbers, and nothing on ranks
+            other than the first.
 
         Raises:
             StoreError: Inputs of other processes are missing.
@@ -400,12 +400,12 @@ class Work:
 
 
 def write_parquet(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a table as Parquet, whole or not at all; of each row only the columns.
+    """Write the columns of a table as Parquet, completely or not at all.
 
-    Cells that a row lacks are null. Needs pyarrow.
+    Missing cells of a row are null. This needs pyarrow.
 
     Raises:
-        StoreError: It cannot be written.
+        StoreError: The table cannot be written.
     """
     import pyarrow
     from pyarrow import parquet
@@ -420,7 +420,7 @@ def write_parquet(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str
 
 
 def _decodable(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
-    """Return a cell whose text is Unicode: bytes of names that are not UTF-8 become escapes."""
+    """Return a cell with Unicode text, in which bytes of names that are not UTF-8 become escapes."""
     if not isinstance(value, str):
         return value
     return os.fsencode(value).decode("utf-8", "backslashreplace")

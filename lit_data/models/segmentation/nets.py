@@ -49,22 +49,22 @@ class UNet(nn.Module):
 
     Ronneberger et al., MICCAI 2015.
 
-    Unlike the original, convolutions keep the size, scales are halved by the stride of a
-    convolution, and the way up is bilinear, which leaves no checkerboard. Sides that 2^depth does
-    not divide are padded by repeating the edge, and the padding is cut off again. Weights lie
-    channels last; the head runs in float32 under autocast, too.
+    Unlike the original, convolutions keep the size, strided convolutions halve the resolution, and
+    upsampling is bilinear, which leaves no checkerboard. Sides that are not a multiple of 2^depth
+    are padded by repeating the edge, and the padding is removed again. Weights are stored channels
+    last, and the head runs in float32 even under autocast.
 
     Args:
-        channels: Of the images.
-        classes: Logits of each pixel: how many; or names of classes, of which each has one and the
-            background one more, for a softmax; None stands for 1.
+        channels: Number of channels of the images.
+        classes: Number of logits of each pixel, or names of classes, each of which has one logit,
+            with one more for the background, for a softmax; None means 1.
         width: Channels at full resolution; each scale has twice those of the finer one.
-        depth: How often the resolution is halved.
-        prior: Expected fraction of each class, the output of the untrained net; of all names
+        depth: Number of times that the resolution is halved.
+        prior: Expected fraction of each class, which the untrained net gives; with names, of all
             together.
-        standardise: Brings each channel to mean 0 and standard deviation 1 first, by running
-            statistics of what trains. The zeros that convolutions pad with are then the mean, not
-            black, which looks like the edge of a part.
+        standardise: Scale each channel to mean 0 and standard deviation 1 first, using running
+            statistics of the training images. The zeros that convolutions pad with are then the
+            mean and not black, which looks like the edge of a part.
         weights: File that the net starts from, see `load_weights_file`.
 
     Raises:
@@ -109,13 +109,13 @@ class UNet(nn.Module):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of each pixel.
+        """Return the logits of each pixel.
 
         Args:
-            images: [B, C, H, W] float32 in 0..1; any H and W.
+            images: [B, C, H, W] float32 in 0..1, with any H and W.
 
         Returns:
-            [B, classes, H, W] logits.
+            Logits [B, classes, H, W].
         """
         sides = images.shape[2:]
         padded = pad_sides(images, 2**self.depth)
@@ -134,19 +134,20 @@ class UNet(nn.Module):
 
 
 class VolumeUNet(UNet):
-    """`UNet` of volumes: three axes in the place of two, and trilinear on the way up.
+    """`UNet` of volumes, with three axes instead of two and trilinear upsampling.
 
-    Cicek et al., "3D U-Net", MICCAI 2016. Takes [B, C, D, H, W] and gives [B, classes, D, H, W].
+    See Cicek et al., "3D U-Net", MICCAI 2016. It maps [B, C, D, H, W] to [B, classes, D, H, W].
     """
 
     layers: ClassVar = Layers3d
 
 
 def double_resolution(features: Tensor, layers: type[Layers2d]) -> Tensor:
-    """[B, C, 2 H, 2 W] of [B, C, H, W], whose gradient comes back channels last.
+    """Upsample [B, C, H, W] to [B, C, 2 H, 2 W], with a gradient in channels-last format.
 
-    The gradient of one part of a concatenation is a view with gaps, which torch takes for another
-    format: it copied it, and the backward of the interpolation took five times as long on a CPU.
+    The gradient of one part of a concatenation is a view with gaps, which torch would treat as
+    another format and copy; the backward of the interpolation then takes five times as long on a
+    CPU.
     """
     finer = F.interpolate(features, scale_factor=2.0, mode=layers.finer, align_corners=False)
     if finer.requires_grad and not torch.compiler.is_compiling():
@@ -164,12 +165,12 @@ def prior_logits(classes: int | Sequence[str] | None, prior: float) -> Tensor:
     """Return the logits of each pixel before anything is learned.
 
     Args:
-        classes: How many logits; or names of classes, of which each has one and the background one
-            more; None: one.
-        prior: Expected fraction of each class; of all names together.
+        classes: Number of logits, or names of classes, each of which has one logit, with one more
+            for the background; None means one.
+        prior: Expected fraction of each class; with names, of all together.
 
     Returns:
-        [K] float32.
+        Logits [K] float32.
 
     Raises:
         ConfigError: The prior is no fraction.
@@ -198,7 +199,7 @@ def _convolve_twice(
 def convolve(
     layers: type[Layers2d], inputs: int, outputs: int, stride: int
 ) -> tuple[nn.Module, ...]:
-    """Return a 3 x 3 convolution with what follows it."""
+    """Return a 3 x 3 convolution with its normalization and activation."""
     # Batch normalisation, because in evaluation it is local: a tile of an image gets what the whole
     # image would.
     convolution = layers.convolution(inputs, outputs, 3, stride=stride, padding=1, bias=False)
@@ -206,14 +207,14 @@ def convolve(
 
 
 def normalise_contrast(images: Tensor) -> Tensor:
-    """Take away each channel's local mean, and give references the target's local contrast."""
+    """Subtract each channel's local mean, and give references the target's local contrast."""
     images = images - smooth(images)
     energy = smooth(images * images).add(1e-4).sqrt()
     return images * (energy[:, :1] / energy)
 
 
 def align(target: Tensor, references: Tensor) -> Tensor:
-    """References moved by up to 1.5 px onto the target.
+    """Return references shifted by up to 1.5 px onto the target.
 
     Args:
         target: [B, 1, H, W] float32.
@@ -223,7 +224,7 @@ def align(target: Tensor, references: Tensor) -> Tensor:
         [B, R, H, W] float32.
     """
     gx, gy = _gradients(references)
-    # Larger differences than a shift can explain are defects; cut, they do not pull the estimate.
+    # Differences too large for a shift are defects; they are clipped so as not to bias the estimate.
     reach = _LARGEST_SHIFT_PX * (gx.abs() + gy.abs()) + 0.02
     difference = (target - references).clamp(-reach, reach)
     # Least squares of the gradients in each window: two equations for the shift, solved by Cramer.
@@ -239,11 +240,11 @@ def align(target: Tensor, references: Tensor) -> Tensor:
 
 
 def smooth(images: Tensor, *, upsample: bool = True) -> Tensor:
-    """Mean over about 36 x 36 px, computed at a quarter of the resolution.
+    """Return the mean over about 36 x 36 px, computed at a quarter of the resolution.
 
     Args:
-        images: [B, C, H, W].
-        upsample: Give the result at full resolution; otherwise [B, C, ceil(H / 4), ceil(W / 4)].
+        images: Images [B, C, H, W].
+        upsample: Return the result at full resolution; otherwise [B, C, ceil(H / 4), ceil(W / 4)].
     """
     pooled = F.avg_pool2d(images, _POOL_PX, ceil_mode=True, count_include_pad=False)
     pad = _WINDOW // 2
@@ -278,20 +279,20 @@ def _warp(images: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
 
 class CompareNet(nn.Module):
-    """Differences first, then a few convolutions at full resolution.
+    """Computes differences first, then applies a few convolutions at full resolution.
 
-    A net that is fed raw images spends its training on finding out that it should subtract. Here
-    the references are registered to the target (up to 1.5 px) and the differences to each, and what
-    both agree on, are all that the convolutions see; so they learn what a difference looks like,
-    not what the stripes look like.
+    A net with raw images as input has to learn to subtract them. Here the references are registered
+    to the target (up to 1.5 px), and the convolutions see only the difference to each reference and
+    what both have in common. They therefore learn what a difference looks like, not what the
+    stripes look like.
 
-    There is no normalization layer: the input is normalized already, and the result for a sample
-    then does not depend on its batch, whether in training or in micro-batches.
+    There is no normalization layer, because the input is already normalized. The result for a
+    sample therefore does not depend on its batch, in training as well as in micro-batches.
 
     Args:
-        width: Channels of each layer.
-        depth: 3 x 3 convolutions before the last one.
-        prior: Expected fraction of defect pixels, the output of the untrained net.
+        width: Number of channels of each layer.
+        depth: Number of 3 x 3 convolutions before the last one.
+        prior: Expected fraction of defect pixels, which the untrained net gives.
         weights: File that the net starts from, see `load_weights_file`.
 
     Raises:
@@ -322,13 +323,13 @@ class CompareNet(nn.Module):
         load_weights_file(self, weights)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of defect pixels.
+        """Return the logits of defect pixels.
 
         Args:
-            images: [B, 3, H, W] float32 in 0..1: target, ref1, ref2; any H and W.
+            images: [B, 3, H, W] float32 in 0..1, with target, ref1, ref2 and any H and W.
 
         Returns:
-            [B, 1, H, W] logits.
+            Logits [B, 1, H, W].
         """
         # Few channels at full resolution: channels last saves a quarter of a training step on the
         # CPU.
@@ -339,14 +340,14 @@ class CompareNet(nn.Module):
 
 @torch.no_grad()
 def compare(images: Tensor) -> Tensor:
-    """Compare the target with its references, in float32 whatever the precision of the run.
+    """Compare the target with its references, in float32 regardless of the run's precision.
 
     Args:
         images: [B, 3, H, W] float32 in 0..1: target, ref1, ref2.
 
     Returns:
         [B, 5, H, W] float32: plain difference to each reference, difference to each registered
-        reference, and the smallest of the four where all have the same sign.
+        reference, and the smallest of the four if all have the same sign.
     """
     with torch.autocast(images.device.type, enabled=False):
         normal = normalise_contrast(images.float())

@@ -1,4 +1,4 @@
-"""The score of an image: the mean of its highest pixels, of which patches or slabs each hold some."""
+"""Scores of images: the mean of their highest pixels, collected from patches or slabs."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ class TopPixels(NamedTuple):
 
     Attributes:
         image: [n] int64 number of the image.
-        pixel: [n] int64 number of the pixel in it; -1 where it is not known.
+        pixel: [n] int64 number of the pixel in the image; -1 if it is not known.
         score: [n] float32 in 0..1.
     """
 
@@ -35,16 +35,16 @@ def take_highest(
     sizes_px: Tensor | None,
     count: int,
 ) -> TopPixels:
-    """Highest pixels of patches, without those that are ignored or were reflect-padded.
+    """Return the highest pixels of patches, without ignored and reflect-padded ones.
 
     Args:
         scores: [B, 1, H, W] float in 0..1.
         masks: The same shape; 255 where pixels are ignored.
         images: [B] int64, the number of each patch's image.
-        positions: [B, 2] int64 (y, x) of the patch in its image, px; None leaves the pixels without
-            numbers.
-        sizes_px: [images, 2] int64 (height, width); None takes all pixels as those of the image.
-        count: How many of each patch.
+        positions: [B, 2] int64 (y, x) of the patch in its image, in px; None leaves the pixels
+            without numbers.
+        sizes_px: [images, 2] int64 (height, width); None treats all pixels as part of the image.
+        count: Number of pixels to return for each patch.
     """
     height, width = scores.shape[-2:]
     counts = masks != IGNORED
@@ -66,16 +66,16 @@ def take_highest(
 
 
 def keep_highest(top: TopPixels, limits: int | Ints) -> TopPixels:
-    """Highest pixels of each image, each pixel once.
+    """Return the highest pixels of each image, each pixel once.
 
-    Where several patches show it, the highest score counts.
+    If several patches show a pixel, its highest score counts.
 
     Args:
-        top: Of any patches, on any device.
-        limits: How many of an image are kept; or [images] for each number of an image.
+        top: Pixels of any patches, on any device.
+        limits: Number of pixels to keep for an image, or [images] numbers by image.
 
     Returns:
-        Those on the host, by image and falling score.
+        Pixels on the host, sorted by image and descending score.
     """
     image, pixel, score = (part.cpu().numpy() for part in top)
     order = np.lexsort((-score, pixel, image))
@@ -97,15 +97,15 @@ def keep_highest(top: TopPixels, limits: int | Ints) -> TopPixels:
 
 
 def mean_by_image(top: TopPixels, count: int) -> Tensor:
-    """Mean of the pixels of each image.
+    """Return the mean of the pixels of each image.
 
     Args:
-        top: As `keep_highest` gives them.
-        count: Images.
+        top: Pixels of `keep_highest`.
+        count: Number of images.
 
     Returns:
-        [count] float64 on the host, so that it is the same on every device; 0 where an image has no
-        pixels.
+        Means [count] float64 on the host, so that they are the same for every device; 0 for an
+        image without pixels.
     """
     pixels = torch.bincount(top.image, minlength=count)
     return torch.bincount(top.image, top.score.double(), count) / pixels.clamp(min=1)

@@ -1,4 +1,4 @@
-"""`WholeMasks`: defects of whole images, of which evaluation sees patches, and AUPIMO."""
+"""`WholeMasks`: defects of whole images, for evaluation on patches, and AUPIMO."""
 
 import math
 from collections.abc import Callable
@@ -15,17 +15,17 @@ from lit_data.models.scored import BINS
 
 PIMO_RATES = (1e-5, 1e-4)
 _OPEN_IMAGES = 4
-"""Masks that are remembered: the patches of an image come one after another."""
+"""Number of cached masks; the patches of an image follow each other."""
 
 
 class Regions(NamedTuple):
     """Marked pixels of a mask.
 
     Attributes:
-        width_px: Of the mask.
+        width_px: Width of the mask.
         pixel: [n] numbers of the pixels, row by row.
-        weight: [n] one over the pixels of the region (8 neighbors) that each lies in.
-        counted_px: Pixels of the mask that are not ignored.
+        weight: [n] one over the number of pixels in each pixel's region (8 neighbors).
+        counted_px: Number of pixels of the mask that are not ignored.
     """
 
     width_px: int
@@ -68,12 +68,12 @@ def find_regions(mask: Array) -> Regions:
 
 
 class WholeMasks:
-    """Masks of whole images, and which pixels of a patch count where each is to count once.
+    """Masks of whole images, and the choice of the patch that counts each pixel.
 
     Args:
-        grid: Places of the patches.
+        grid: Positions of the patches.
         sizes_px: [images, 2] int64 (height, width) of each image.
-        read_mask: Returns the mask of an image [H, W], of that size; None without one.
+        read_mask: Function that returns the mask of an image [H, W], of that size; None without one.
     """
 
     def __init__(
@@ -92,18 +92,18 @@ class WholeMasks:
 
     @classmethod
     def of(cls, datamodule: object) -> "WholeMasks | None":
-        """Return the masks of a datamodule that knows those of whole images; else None."""
+        """Return the masks of a datamodule that has those of whole images, else None."""
         parts: list[Any] = []
         for name in ("grid", "image_sizes_px", "read_stored_mask"):
             parts.append(getattr(datamodule, name, None))
         return None if any(part is None for part in parts) else cls(*parts)
 
     def find_shared(self, images: Tensor, positions: Tensor) -> Tensor:
-        """Return the pixels of patches that another patch counts, or that no image has.
+        """Return True for pixels of patches that another patch counts, or that no image has.
 
         Args:
             images: [B] int64, the number of each patch's image.
-            positions: [B, 2] int64 (y, x) of the patch in its image, px.
+            positions: [B, 2] int64 (y, x) of the patch in its image, in px.
 
         Returns:
             [B, 1, h, w] bool on the device of the images.
@@ -120,16 +120,16 @@ class WholeMasks:
     def weigh(self, image: int, corner: tuple[int, int], mask: Array) -> Doubles:
         """Return the weights of the marked pixels of a patch by the regions of their image.
 
-        Where the patch shows other defects than the mask of its image, such as synthetic ones, its
-        own regions are taken.
+        If the patch shows other defects than the mask of its image, such as synthetic ones, its own
+        regions are used.
 
         Args:
-            image: Its number.
-            corner: (y, x) of the patch, px.
+            image: Number of the image.
+            corner: (y, x) of the patch in px.
             mask: [h, w] of the patch; 255 also where another patch counts the pixel.
 
         Returns:
-            [n] one for each marked pixel, row by row.
+            Weights [n] of the marked pixels, row by row.
         """
         weights = self.regions_of(image).cut(*corner, mask.shape)
         weights[mask == IGNORED] = 0
@@ -153,7 +153,7 @@ def count_bins(images: Tensor, bins: Tensor, counts: Tensor) -> tuple[Tensor, Te
         counts: [n] int64.
 
     Returns:
-        [m] ``image * 8192 + bin``, which rise, and their counts, both int64.
+        Ascending [m] ``image * 8192 + bin``, and their counts, both int64.
     """
     keys, pair_of = torch.unique(images * BINS + bins, return_inverse=True)
     return keys, torch.zeros_like(keys).index_add_(0, pair_of, counts)
@@ -168,13 +168,13 @@ def find_aupimo(good: Doubles, keys: Ints, counts: Ints) -> float:
     speed and low tolerance", BMVC 2024).
 
     Args:
-        good: [8192] fractions of good images by the bins of their pixels, added up over images.
-        keys: As `count_bins` gives them, of marked pixels.
-        counts: See there.
+        good: [8192] fractions of good images by the bins of their pixels, summed over images.
+        keys: Keys of `count_bins` for marked pixels.
+        counts: Counts of `count_bins` for marked pixels.
 
     Returns:
-        0..1; NaN without good or defective images, or where no threshold has a rate of 1e-4. Rates
-        below the lowest one have the overlap of what is above all good pixels.
+        The area in 0..1; NaN without good or defective images, or if no threshold has a rate of
+        1e-4. Rates below the lowest one have the overlap of the scores above all good pixels.
     """
     if not len(keys) or not good.any():
         return math.nan

@@ -1,8 +1,8 @@
-"""Plain data that may be anybody's: how large they are first, then their kinds and ranges.
+"""Checks of untrusted plain data: first their size, then their types and ranges.
 
-A few bytes of YAML or of a pickle can stand for any number of values (aliases, merged keys, what is
-shared), and a number of many digits takes hours to convert. Both are refused before anything is
-built of them.
+A few bytes of YAML or of a pickle can stand for any number of values (aliases, merged keys, shared
+objects), and a number with many digits takes hours to convert. Both are refused before anything is
+built from them.
 """
 
 import json
@@ -79,22 +79,22 @@ class _Extent:
 def check_size(
     content: object, *, most_values: int = MOST_NODES, deepest: int = DEEPEST
 ) -> list[object]:
-    """Refuse dicts and lists that are too large to be walked through.
+    """Refuse dicts and lists that are too large to be traversed.
 
-    What is shared counts each time that it is reached: a few lists of lists can stand for more
-    values than there is memory, and one that holds itself for any number. Call it before anything
-    else looks at the content.
+    A shared object counts each time that it is reached: a few lists of lists can stand for more
+    values than fit into memory, and a list that contains itself for infinitely many. Call this
+    before anything else reads the content.
 
     Args:
-        content: Dicts, lists, tuples, sets and values, as pickles and YAML may hold them.
-        most_values: Entries of all dicts and lists together.
-        deepest: Dicts and lists within each other.
+        content: Dicts, lists, tuples, sets and values, as from pickles and YAML.
+        most_values: Most entries of all dicts and lists together.
+        deepest: Deepest nesting of dicts and lists.
 
     Returns:
-        All that they hold, dicts and lists too, and what is shared as often as it is reached.
+        All values, dicts and lists in the content; shared ones as often as they are reached.
 
     Raises:
-        ValueError: They are more, or deeper.
+        ValueError: There are more values, or they are nested more deeply.
     """
     values = [content]
     level = [content]
@@ -119,14 +119,15 @@ def _list_parts(node: object) -> Collection[object]:
 
 
 def read_as(schema: "TypeAdapter[Made]", content: object) -> Made:
-    """Return content as the type of a schema, which gives kinds and ranges.
+    """Convert content to the type of a schema, which checks types and ranges.
 
     Args:
-        schema: Of a frozen dataclass, such as `TypeAdapter(Look)`.
-        content: That `check_size` has passed.
+        schema: Schema of a frozen dataclass, such as `TypeAdapter(Look)`.
+        content: Content that has passed `check_size`.
 
     Raises:
-        ValueError: Names the first part that does not fit, its value, and what is allowed.
+        ValueError: A part does not fit; the error names the first one, its value and what is
+            allowed.
     """
     from pydantic import ValidationError  # a training does without
 
@@ -154,17 +155,17 @@ def _shorten(value: object) -> str:
 
 
 def parse_yaml(text: str | bytes) -> Any:  # noqa: ANN401 - what YAML may hold
-    """Return plain data of YAML: dicts, lists, texts, decimal numbers, booleans and None.
+    """Parse YAML to plain data: dicts, lists, texts, decimal numbers, booleans and None.
 
-    Dates and numbers in another base stay the text that they are.
+    Dates and numbers in another base stay text.
 
     Args:
-        text: Of one file.
+        text: Text of one file.
 
     Raises:
-        DataError: It stands for too many values or is nested too deeply, aliases unfolded; a key
-            stands there twice; a tag asks for anything else.
-        yaml.YAMLError: It is no YAML.
+        DataError: With aliases expanded, the text has too many values or is nested too deeply; or a
+            key repeats, or a tag asks for another type.
+        yaml.YAMLError: The text is not YAML.
     """
     for _ in measure_yaml(text):
         pass
@@ -172,10 +173,10 @@ def parse_yaml(text: str | bytes) -> Any:  # noqa: ANN401 - what YAML may hold
 
 
 def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - what JSON may hold
-    """Return plain data of JSON; whole numbers of more than 40 digits become None.
+    """Parse JSON to plain data; integers of more than 40 digits become None.
 
     Raises:
-        DataError: It is no JSON, or is nested too deeply.
+        DataError: The text is not JSON, or is nested too deeply.
     """
     try:
         content = json.loads(text, parse_int=_read_integer)
@@ -193,16 +194,16 @@ def _read_integer(digits: str) -> int | None:
 
 
 def measure_yaml(text: str | bytes) -> Iterator[yaml.Event]:
-    """Yield the events of YAML while what they stand for is within bounds.
+    """Yield the events of YAML while the size of their values is within limits.
 
-    The text keeps its meaning for whichever loader reads it next.
+    The text keeps its meaning for the loader that reads it next.
 
     Args:
-        text: Of one file.
+        text: Text of one file.
 
     Raises:
-        DataError: It stands for too many values or is nested too deeply, aliases unfolded.
-        yaml.YAMLError: It is no YAML.
+        DataError: With aliases expanded, the text has too many values or is nested too deeply.
+        yaml.YAMLError: The text is not YAML.
     """
     anchors: dict[str, _Extent] = {}
     opened: list[tuple[str | None, _Extent]] = [(None, _Extent())]
@@ -229,7 +230,7 @@ def measure_yaml(text: str | bytes) -> Iterator[yaml.Event]:
 def _close(
     anchor: str | None, extent: _Extent, anchors: dict[str, _Extent], parent: _Extent
 ) -> None:
-    """Count a part that is complete to what holds it."""
+    """Add the extent of a complete part to its parent."""
     if anchor is not None:
         anchors[anchor] = extent
     parent.add(extent)
@@ -237,10 +238,10 @@ def _close(
 
 
 def check_number(event: yaml.ScalarEvent) -> None:
-    """Refuse a number that takes long to read, or that YAML reads as another than it looks like.
+    """Refuse a number that takes long to parse, or that YAML reads as another number than it seems.
 
     Raises:
-        DataError: It has more than 40 digits, or would be read in base 8 or 60.
+        DataError: The number has more than 40 digits, or would be read in base 8 or 60.
     """
     if not (event.implicit[0] or event.tag in (_INT, _FLOAT)):
         return
@@ -273,21 +274,21 @@ def _refuse_twice(node: yaml.MappingNode) -> None:
 
 
 class _PlainLoader(SafeLoader):
-    """Loader whose numbers are decimal, and that knows no dates and no other types."""
+    """Loader with decimal numbers only, and without dates and other types."""
 
     def __init__(self, stream: str | bytes) -> None:
         super().__init__(stream)
         self._compared: set[int] = set()
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Refuse keys that stand there twice, before others are merged between them."""
+        """Refuse repeated keys, before others are merged between them."""
         if id(node) not in self._compared:
             self._compared.add(id(node))
             _refuse_twice(node)
         super().flatten_mapping(node)
 
     def refuse_tag(self, node: yaml.Node) -> None:
-        """Refuse a type that plain data has no use for."""
+        """Refuse a type that is not plain data."""
         raise DataError(f"the tag {escape(node.tag)[:80]} is not allowed")
 
     def construct_decimal(self, node: yaml.ScalarNode) -> int:
@@ -297,7 +298,7 @@ class _PlainLoader(SafeLoader):
         return int(node.value)
 
     def construct_point(self, node: yaml.ScalarNode) -> float:
-        """Return a number that need not be whole."""
+        """Return a float."""
         if not (_POINT.match(node.value) or _DECIMAL.match(node.value)):
             raise DataError(f"{escape(node.value)[:40]!r} is not a number")
         return float(node.value.lower().replace(".inf", "inf").replace(".nan", "nan"))

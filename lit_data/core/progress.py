@@ -1,4 +1,4 @@
-"""Progress bars that stay away from short work, and a map in threads that keeps the order."""
+"""Progress bars for long work only, and an ordered map in threads."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ AHEAD = 2
 
 @contextmanager
 def limit_threads(threads: int | None) -> Iterator[None]:
-    """Have `count_threads` return another number within the block; None changes nothing."""
+    """Limit the number that `count_threads` returns within the block; None changes nothing."""
     token = _limit.set(threads)
     try:
         yield
@@ -34,10 +34,10 @@ def limit_threads(threads: int | None) -> Iterator[None]:
 
 
 def count_threads(item_bytes: int = 0) -> int:
-    """Return the threads that read and decode files side by side.
+    """Return the number of threads that read and decode files in parallel.
 
-    There is one for each core that this process may use, and fewer where what they hold would take
-    more than a quarter of the memory that is available.
+    There is one for each core that this process may use, and fewer if their data would take more
+    than a quarter of the available memory.
 
     Args:
         item_bytes: Bytes of one decoded file.
@@ -45,7 +45,7 @@ def count_threads(item_bytes: int = 0) -> int:
     limit = _limit.get()
     if limit is not None:
         return limit
-    # A thread works on one, and others wait to be taken; decoding takes about as much again.
+    # A thread decodes one file while others wait; decoding takes about as much memory again.
     thread_bytes = 2 * (AHEAD + 1) * max(item_bytes, 1)
     return max(1, min(count_cores(), available_memory_bytes() // (4 * thread_bytes)))
 
@@ -56,8 +56,8 @@ def ordered_map(
     """Call the function on each item in threads and yield the results in the order of the items.
 
     Args:
-        function: Called once for each item; what it raises is raised here.
-        items: Taken one by one, no further ahead than ``AHEAD * workers``.
+        function: Called once for each item; its exceptions are raised here.
+        items: Items, which are taken one by one, at most ``AHEAD * workers`` ahead.
         workers: Number of threads.
     """
     waiting: deque[Future[R]] = deque()
@@ -83,8 +83,8 @@ class ProgressBar:
 
     Args:
         what: One or two words in front of the bar.
-        total: Items or bytes that there will be.
-        in_bytes: It counts bytes and shows their speed.
+        total: Total number of items or bytes.
+        in_bytes: Count bytes, and show their speed.
         enabled: False shows nothing.
 
     Attributes:
@@ -112,7 +112,7 @@ class ProgressBar:
             self._bar.stop()
 
     def advance(self, count: int = 1) -> None:
-        """Count items or bytes, from any thread; a negative number is what has to be done again."""
+        """Count items or bytes, from any thread; a negative number must be done again."""
         if not self._enabled:
             return
         with self._lock:
@@ -151,12 +151,12 @@ class ProgressBar:
 def track(
     items: Iterable[Item], what: str, total: int, *, enabled: bool = True
 ) -> Generator[Item, None, None]:
-    """Pass the items on, and count them in a `ProgressBar`.
+    """Yield the items, and count them in a `ProgressBar`.
 
     Args:
-        items: What to pass on.
+        items: Items to yield.
         what: One or two words in front of the bar.
-        total: How many items there will be.
+        total: Total number of items.
         enabled: False shows nothing.
     """
     with ProgressBar(what, total, enabled=enabled) as bar:

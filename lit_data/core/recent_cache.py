@@ -1,4 +1,4 @@
-"""A bounded cache of what was used last: decoded arrays, mapped volumes, opened shards."""
+"""Bounded cache of recently used objects: decoded arrays, mapped volumes, opened shards."""
 
 import threading
 from collections import OrderedDict
@@ -14,7 +14,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class HasBytes(Protocol):
-    """Anything that says how large it is."""
+    """Object with a known size."""
 
     @property
     def nbytes(self) -> int:
@@ -25,9 +25,9 @@ Value = TypeVar("Value", bound=HasBytes)
 
 
 class LruCache(Generic[Key, Value]):
-    """Keeps the most recently used values within a bound; safe to share between threads.
+    """Cache that keeps the most recently used values within a limit; safe to share between threads.
 
-    It pickles as its bounds alone: the copy in another process starts empty.
+    Only its limits are pickled, so the copy in another process starts empty.
 
     Args:
         max_bytes: Bytes of values to keep, 0 for nothing; None for no limit.
@@ -36,10 +36,10 @@ class LruCache(Generic[Key, Value]):
     Attributes:
         hits: Calls answered from the cache, or by a load that another thread had already begun.
         misses: Calls that loaded.
-        nbytes: Bytes of the values held now.
+        nbytes: Bytes of the values in the cache.
 
     Raises:
-        ConfigError: A bound is below 0.
+        ConfigError: A limit is below 0.
     """
 
     def __init__(self, max_bytes: int | None = None, max_items: int | None = None) -> None:
@@ -63,17 +63,17 @@ class LruCache(Generic[Key, Value]):
         return type(self), (self.max_bytes, self.max_items)
 
     def get_or_load(self, key: Key, load: Callable[[], Value]) -> Value:
-        """Return the value of a key, loading it if it is not held.
+        """Return the value of a key, and load it if it is not in the cache.
 
         Threads that ask for one key at the same time share one load, and its error if it fails. A
-        value larger than the whole bound is returned without being kept.
+        value larger than the limit is returned without being kept.
 
         Args:
-            key: What the value is known by.
+            key: Key of the value.
             load: Makes the value.
 
         Returns:
-            The value; an array is read-only, as its users share it.
+            The value; an array is read-only, because its users share it.
         """
         with self._lock:
             if key in self._values:
@@ -123,7 +123,7 @@ class LruCache(Generic[Key, Value]):
 
 
 def _make_read_only(value: Any) -> Any:  # noqa: ANN401 - of the type that came
-    """Return a read-only view of an array, and anything else as it is."""
+    """Return a read-only view of an array, and other values unchanged."""
     if isinstance(value, np.ndarray):
         value = value.view()
         value.flags.writeable = False

@@ -1,7 +1,7 @@
-"""Secrets in texts: found to be refused in addresses, and cut out of all that is written or shown.
+"""Detection of secrets in texts: refused in addresses, and removed from all output.
 
-Each search goes over a text once: no repetition in a pattern can give back what it took, and none
-starts anew inside of what another one has seen.
+Each search scans a text once: no repetition in a pattern backtracks, and none restarts inside a
+part that another one has scanned.
 """
 
 import os
@@ -64,7 +64,7 @@ _ORDINARY_ENDS = frozenset(
         "way",
     )
 )
-"""Last words of names that hold a secret word, and no secret: ``key_ring``, ``token_length``."""
+"""Last words of names with a secret word but without a secret: ``key_ring``, ``token_length``."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
 
 # The secret half of an AWS key may hold slashes, so they do not end a password; digits up to one
@@ -99,7 +99,7 @@ _ISSUED = re.compile(
     r"|\bglpat-[\w-]{16,}+|\bxox[abprs]-[\w-]{10,}+|\bsk-[\w-]{20,}+"
     r"|(?<![\w-])eyJ[\w-]{10,}+\.[\w-]{10,}+\.[\w-]*+"
 )
-"""The looks of AWS, GitHub, Hugging Face, GitLab, Slack and OpenAI keys, and of JSON web tokens."""
+"""Patterns of AWS, GitHub, Hugging Face, GitLab, Slack and OpenAI keys, and of JSON web tokens."""
 _ISSUED_STARTS = (
     "AKIA",
     "ASIA",
@@ -118,7 +118,7 @@ _ISSUED_STARTS = (
 _KEY_ID = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}+\b")
 _OTHER_HALF = re.compile(r"(?<![A-Za-z0-9/+])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])")
 _SHORTEST_SECRET = 8
-"""What is shorter is a stand-in such as "test", which messages may well hold for other reasons."""
+"""Length below which a value is a placeholder such as "test", which messages may have for other reasons."""
 
 
 def check_no_credentials(text: str | None, key: str) -> None:
@@ -126,10 +126,10 @@ def check_no_credentials(text: str | None, key: str) -> None:
 
     Args:
         text: Any text.
-        key: Name of the option, for the message, which never repeats its value.
+        key: Key of the option for the message, which never repeats its value.
 
     Raises:
-        ConfigError: Says which option it is and where credentials belong.
+        ConfigError: There are credentials; the error names the option and where they belong.
     """
     if text and (_has_login(text) or ("://" in text and _has_secret_parameter(text))):
         raise ConfigError(
@@ -139,7 +139,7 @@ def check_no_credentials(text: str | None, key: str) -> None:
 
 
 def redact(text: str) -> str:
-    """A text of a library with what may be secret cut out, queries of addresses too, on one line."""
+    """Return a text of a library on one line, without possible secrets and queries of addresses."""
     text = _WITH_QUERY.sub(_mask_query, cut_secrets(text))
     return escape(text.strip().replace("\n", " "))
 
@@ -147,8 +147,8 @@ def redact(text: str) -> str:
 def cut_secrets(text: str) -> str:
     """Return a text without secrets.
 
-    These are logins in addresses, values beside the names of secrets, what looks like keys and
-    private keys, and those of the environment.
+    Secrets are logins in addresses, values after the names of secrets, texts that look like keys or
+    private keys, and secrets of the environment.
     """
     text = _PRIVATE_KEY.sub(MASK, text)
     text = _mask_logins(text)
@@ -164,18 +164,18 @@ def cut_secrets(text: str) -> str:
 
 
 def holds_key_id(text: str) -> bool:
-    """Return True if the public half of an AWS key stands in a text; the secret half is near."""
+    """Return True if a text has the public half of an AWS key, as the secret half is then near."""
     return _KEY_ID.search(text) is not None
 
 
 def find_other_halves(text: str) -> list[str]:
-    """Return what looks like the secret half of an AWS key, which only its length tells."""
+    """Return texts that may be the secret half of an AWS key, judged only by their length."""
     halves: list[str] = _OTHER_HALF.findall(text)
     return [half for half in halves if _looks_random(half)]
 
 
 def split_key(key: str) -> list[str]:
-    """Return the words of a key in lower case: of ``apiToken`` api and token."""
+    """Return the words of a key in lower case: ``apiToken`` gives api and token."""
     return [word.lower() for word in _WORD.findall(key)]
 
 
@@ -191,7 +191,7 @@ def ends_in_secret(key: str) -> bool:
 
 
 def _find_logins(text: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each login that stands before an @ in an address."""
+    """Yield the start and end of each login before an @ in an address."""
     for parts, pattern in ((_UP_TO_AT, _LOGIN), (_LINE_UP_TO_AT, _MISTYPED)):
         for part in parts.finditer(text):
             if part[1] is None:
@@ -233,7 +233,7 @@ def _mask_query(match: re.Match[str]) -> str:
 
 
 def _mask_assigned(text: str) -> str:
-    """Mask what stands behind the name of a secret and = or a colon."""
+    """Mask the text after the name of a secret and an = or a colon."""
     pieces, end = [], 0
     for match in _ASSIGNED.finditer(text):
         if match.start() < end or not names_secret(match["key"]):
@@ -257,7 +257,7 @@ def _mask_other_half(match: re.Match[str]) -> str:
 
 
 def _looks_random(token: str) -> bool:
-    """Return True if a token mixes capitals, small letters and digits, unlike a word or a sum."""
+    """Return True if a token mixes upper case, lower case and digits, unlike a word or a checksum."""
     kinds = (str.isupper, str.islower, str.isdigit)
     return all(any(map(kind, token)) for kind in kinds)
 

@@ -1,7 +1,6 @@
-"""Small pickles of large objects: content goes into shared memory once, and pickles say where.
+"""Small pickles of large objects, whose content is copied into shared memory once.
 
-A worker process that unpickles the object reads the arrays where they are; it makes no copy of
-them.
+A worker process that unpickles the object reads the arrays in place, without a copy.
 """
 
 import mmap
@@ -22,7 +21,7 @@ _ALIGN_BYTES = 64
 
 
 class Handle(NamedTuple):
-    """Address by which another process finds the memory while its maker lives and keeps it."""
+    """Address of memory for another process, valid while its creator lives and keeps it."""
 
     pid: int
     fd: int
@@ -31,10 +30,10 @@ class Handle(NamedTuple):
 
 
 class SharedMemory:
-    """Zeroed memory of a fixed size; pages take room once they are written.
+    """Zeroed shared memory of a fixed size, whose pages are allocated when they are written.
 
     Args:
-        nbytes: Size.
+        nbytes: Size in bytes.
 
     Attributes:
         map: The memory, writable.
@@ -63,14 +62,14 @@ class SharedMemory:
 
 
 def attach(handle: Handle, *, writable: bool) -> mmap.mmap:
-    """Map the memory that another process made.
+    """Map the memory that another process created.
 
     Args:
-        handle: Its handle.
-        writable: Whether this process may write into it.
+        handle: Handle of the memory.
+        writable: Allow this process to write into it.
 
     Raises:
-        WorkerDiedError: The process that made it has ended or has given it back, or is not visible
+        WorkerDiedError: The process that created it has ended or released it, or is not visible
             from here.
     """
     access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
@@ -94,9 +93,9 @@ def attach(handle: Handle, *, writable: bool) -> mmap.mmap:
 class SharedState(dict[str, Any]):
     """Attributes of an object that never change, for its ``__getstate__``.
 
-    Below ``INLINE_BYTES``, and on systems without memfd, they travel inside the pickle, which then
-    is good anywhere and for ever. Above, they are copied into shared memory at the first pickling;
-    such a pickle is good as long as the process that made it lives and keeps the object. They
+    Below ``INLINE_BYTES``, and on systems without memfd, they are stored in the pickle, which is
+    then valid anywhere and forever. Above, they are copied into shared memory at the first
+    pickling; such a pickle is valid while the process that made it lives and keeps the object. They
     unpickle as a plain dict, whose arrays are read-only views of that memory.
     """
 

@@ -1,4 +1,4 @@
-"""Search for the number of samples that may go through a model at once, in training and prediction."""
+"""Search for the number of samples that fit through a model at once, in training and prediction."""
 
 import sys
 from dataclasses import asdict, dataclass, fields
@@ -8,7 +8,7 @@ from lit_data.core.checks import check_count, check_saved_counts
 from lit_data.core.errors import ConfigError
 
 _MORE_MEMORY = 1.05
-"""A failure is forgotten once there is so many times the memory that there was then."""
+"""Factor by which memory must grow since a failure to forget it."""
 _GAIN = 1.05
 """Half way to a size that failed must be so many times the size in use to be worth another failure."""
 _OPTIONAL = ("max_size", "fails")
@@ -16,16 +16,16 @@ _OPTIONAL = ("max_size", "fails")
 
 @dataclass
 class SizeSearch:
-    """The sizes of one stage and one kind of sample.
+    """Sizes for one stage and one kind of sample.
 
     Attributes:
         size: Samples that may go through the model at once.
         min_size: Smallest size.
         max_size: Largest size, if there is one.
-        fits: Largest size that went through.
-        fails: Smallest size that did not, if one failed.
-        fails_limit_bytes: Memory that there was when it failed.
-        clean: Steps since the size changed or failed, of batches at least that large.
+        fits: Largest size that succeeded.
+        fails: Smallest size that failed, if any.
+        fails_limit_bytes: Available memory when it failed.
+        clean: Steps since the size changed or failed, with batches at least that large.
     """
 
     size: int
@@ -37,11 +37,11 @@ class SizeSearch:
     clean: int = 0
 
     def fail(self, size: int, limit_bytes: int) -> None:
-        """Halve a size at which memory ran out, or go back to what fitted if that is more.
+        """Halve a size that ran out of memory, or return to the size that fitted if that is larger.
 
         Args:
-            size: That failed.
-            limit_bytes: Memory that there is.
+            size: Size that failed.
+            limit_bytes: Available memory.
         """
         if self.fails is None or size < self.fails:
             self.fails = size
@@ -52,18 +52,19 @@ class SizeSearch:
         self.change(max(self.min_size, self.fits, half))
 
     def succeed(self, size: int, samples: int) -> None:
-        """Count a step that went through.
+        """Count a successful step.
 
         Args:
             size: Most samples that went through the model at once.
-            samples: Of the batch; one smaller than the size in use tells nothing about that size.
+            samples: Number of samples of the batch; a batch smaller than the current size tells
+                nothing about that size.
         """
         self.fits = max(self.fits, size)
         if samples >= self.size:
             self.clean += 1
 
     def change(self, size: int) -> None:
-        """Use another size, and count clean steps anew."""
+        """Use another size, and restart the count of clean steps."""
         self.size = size
         self.clean = 0
 
@@ -74,12 +75,12 @@ class SizeSearch:
             self.change(max_size)
 
     def forget_failure(self, limit_bytes: int) -> None:
-        """Forget that a size failed once there is more memory than there was then."""
+        """Forget that a size failed, once there is more memory than at that time."""
         if limit_bytes > self.fails_limit_bytes * _MORE_MEMORY:
             self.fails = None
 
     def grow(self) -> None:
-        """Double the size, or go half way to what failed; never reach that."""
+        """Double the size, or go halfway to the size that failed, without reaching it."""
         larger = 2 * self.size
         if self.max_size is not None:
             larger = min(larger, self.max_size)
@@ -96,10 +97,10 @@ class SizeSearch:
 
     @classmethod
     def from_plain(cls, values: dict[str, Any]) -> "SizeSearch":
-        """Return a search that goes on where another stood.
+        """Return a search that continues a saved one.
 
         Raises:
-            ValueError: These are not the values of one.
+            ValueError: The values are not those of a search.
         """
         names = {item.name for item in fields(cls)}
         if values.keys() != names:
@@ -116,10 +117,10 @@ class SizeLimits:
     """Bounds of a search, and when it grows.
 
     Attributes:
-        initial: First size; none begins with whole batches.
-        smallest: A batch is not cut into smaller micro-batches.
-        largest: No micro-batch is larger.
-        grow_after: Clean steps before a larger size is tried; none never grows.
+        initial: First size; None starts with whole batches.
+        smallest: Smallest size of a micro-batch.
+        largest: Largest size of a micro-batch.
+        grow_after: Clean steps before a larger size is tried; None never grows.
 
     Raises:
         ConfigError: A value is out of range.

@@ -1,8 +1,7 @@
-"""Locks and temporary folders of builds; leftovers of dead builds are told from living work.
+"""Locks and temporary folders of builds, which tell leftovers of dead builds from live ones.
 
-The owner of a temporary folder stands in its name: making a folder is one atomic step, so there is
-no moment at which a kill leaves a folder whose owner is unknown. The random part makes the name
-unpredictable.
+The name of a temporary folder contains its owner. A folder is created in one atomic step, so a kill
+never leaves a folder with an unknown owner. The random part makes the name unpredictable.
 """
 
 import fcntl
@@ -76,9 +75,9 @@ def temp_folder(folder: Path, mode: int = 0o775) -> Iterator[Path]:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Make a folder of this user in the system's one for temporary files, see `temp_folder`.
+    """Create a folder of this user in the temporary folder of the system, see `temp_folder`.
 
-    What killed processes left there is removed first.
+    Leftovers of killed processes are removed first.
     """
     folder = Path(gettempdir())
     sweep(folder)
@@ -87,14 +86,14 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder so that nobody sees a part of it: it is renamed to a temporary name first."""
+    """Remove a folder atomically for other processes, by renaming it to a temporary name first."""
     doomed = path.with_name(_make_name())
     path.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
 
 def sweep(folder: Path) -> int:
-    """Remove the temporary folders whose owner is gone, and return how many there were."""
+    """Remove the temporary folders whose owner is gone, and return their number."""
     removed = 0
     for path, owner in _list_owned(folder):
         if not _is_alive(owner, path):
@@ -104,7 +103,7 @@ def sweep(folder: Path) -> int:
 
 
 def find_builder(folder: Path) -> Owner | None:
-    """Return a living owner of a temporary folder: a process that builds in ``folder`` now."""
+    """Return a live owner of a temporary folder, which is a process that builds in ``folder`` now."""
     for path, owner in _list_owned(folder):
         if _is_alive(owner, path):
             return owner
@@ -175,7 +174,7 @@ def identify_machine() -> str:
 
 
 def kernel_lock(path: Path) -> FileLock:
-    """Return a lock, not held yet, that the system frees if its holder dies."""
+    """Return an unlocked lock that the system releases if its holder dies."""
     # Others than the group may not write it whatever the umask is; and a lock that is a mere file,
     # which filelock offers where the system has none, would outlast a holder that is killed.
     return FileLock(path, mode=0o664, thread_local=False, fallback_to_soft=False)
@@ -183,12 +182,12 @@ def kernel_lock(path: Path) -> FileLock:
 
 @contextmanager
 def build_lock(folder: Path, *, wait_s: float, is_done: Callable[[], bool]) -> Iterator[None]:
-    """Hold the folder's build lock, or go on without it once waiting for it has no more use.
+    """Hold the build lock of the folder, or continue without it once it is not needed anymore.
 
     Args:
         folder: An existing folder.
         wait_s: Longest wait for another process that builds.
-        is_done: Returns True once the other process has made what we want, which ends the wait.
+        is_done: Returns True once the other process has built the result, which ends the wait.
 
     Raises:
         StoreBusyError: Another process still builds after ``wait_s``.
@@ -221,7 +220,7 @@ def hold_lock(path: Path) -> Iterator[None]:
 
 
 def _wait(lock: FileLock, folder: Path, wait_s: float, is_done: Callable[[], bool]) -> None:
-    """Wait until the lock is held, or is not needed any more."""
+    """Wait until the lock is held, or is not needed anymore."""
     started_s = last_seen_s = time.monotonic()
     last_message_s = float("-inf")
     name = show_path(folder)

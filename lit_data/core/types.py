@@ -1,4 +1,4 @@
-"""Shapes, batches and the small protocols through which the rooms of lit_data meet.
+"""Shapes, batches and small protocols that connect the packages of lit_data.
 
 Shape legend, used by every docstring:
     B samples in a batch, M samples in a micro-batch, C channels, H and W pixels (rows and columns),
@@ -96,10 +96,10 @@ class LookAhead(Protocol):
     """Fetches what the samples of an epoch are read from, some ahead."""
 
     def advance(self, samples: int) -> None:
-        """Say how many samples have been read."""
+        """Report the number of samples that have been read."""
 
     def close(self) -> None:
-        """Begin no more."""
+        """Stop fetching."""
 
 
 class SampleRuns(NamedTuple):
@@ -205,16 +205,16 @@ class ResizableLoader(Protocol):
 
 @runtime_checkable
 class Summarises(Protocol):
-    """A callback that has something to say in ``summary.json``."""
+    """Callback that adds entries to ``summary.json``."""
 
     def summary(self) -> Mapping[str, float | int | str]:
-        """Its keys, with units in the names."""
+        """Return the entries, with units in their keys."""
         ...
 
 
 @runtime_checkable
 class CountsAssembly(Protocol):
-    """A loader that tells its own work from waiting for its workers."""
+    """Loader that measures its own work separately from waiting for its workers."""
 
     @property
     def assemble_s(self) -> float:
@@ -224,7 +224,7 @@ class CountsAssembly(Protocol):
 
 @runtime_checkable
 class HasPoses(Protocol):
-    """Data that shows each object from the same sides."""
+    """Data with the same views of each object."""
 
     @property
     def poses(self) -> "torch.Tensor | None":

@@ -1,4 +1,4 @@
-"""The pixel values that mean 0 and 1, and the one place where stored pixels become them."""
+"""Pixel values that represent 0 and 1, and the conversion of stored pixels to that range."""
 
 import math
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ValueRange:
-    """The pixel values that mean 0 and 1, and whether there are values between whole numbers.
+    """Pixel values that represent 0 and 1, and whether pixels are integers.
 
-    On whole numbers each defect adds a whole number to each pixel, as a camera would deliver it. So
-    drawn pixels do not stand out by values that no real pixel has, and sums are exact: the same to
-    the byte in any order, on any device.
+    For integers, each defect adds an integer to each pixel, as in images of a camera. Drawn pixels
+    then have no values that real pixels cannot have, and sums are exact: byte-identical in any
+    order, on any device.
 
     Attributes:
-        low: Becomes 0.
-        high: Becomes 1.
-        whole: Pixels are integers.
+        low: Pixel value that becomes 0.
+        high: Pixel value that becomes 1.
+        whole: True if pixels are integers.
     """
 
     low: float = 0.0
@@ -50,7 +50,7 @@ def find_unit_range(
 
     Args:
         dtype: Dtype of the pixels.
-        value_range: (low, high), or none for the whole range of an unsigned dtype, and 0..1 for
+        value_range: (low, high), or None for the full range of an unsigned dtype, and 0..1 for
             float32 and bool.
 
     Raises:

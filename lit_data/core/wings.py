@@ -1,4 +1,4 @@
-"""Wings: packages of lit_data, and installed ones, that say what they add to the core."""
+"""Wings: packages of lit_data, and installed ones, that list what they add to the core."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -16,13 +16,13 @@ GROUP = "lit_data.wings"
 
 
 def list_wings() -> Iterator[ModuleType]:
-    """Yield the packages of all wings, each of which imports the rest of its wing only when it is used.
+    """Yield the packages of all wings, each of which imports the rest of its wing only when used.
 
-    Those of lit_data come first; others are what installed packages name below
-    ``[project.entry-points."lit_data.wings"]``, and are imported when the iteration gets there.
+    Those of lit_data come first. Others are named by installed packages in
+    ``[project.entry-points."lit_data.wings"]``, and are imported when the iteration reaches them.
 
     Raises:
-        ConfigError: One of an installed package cannot be imported.
+        ConfigError: A wing of an installed package cannot be imported.
     """
     yield from _list_own()
     for entry in list_entries(GROUP):
@@ -39,7 +39,7 @@ def _list_own() -> Iterator[ModuleType]:
 
 
 def list_brought(attribute: str) -> dict[str, str]:
-    """Return what wings of lit_data say under one name: commands, and what is known of each."""
+    """Return the entries of the wings of lit_data under one attribute, such as commands."""
     brought: dict[str, str] = {}
     for wing in _list_own():
         brought |= getattr(wing, attribute, {})
@@ -47,7 +47,7 @@ def list_brought(attribute: str) -> dict[str, str]:
 
 
 def find_part(attribute: str, name: str) -> Any:  # noqa: ANN401 - a class or function
-    """Import what a wing brings: `attribute` of its package has its dotted name under this name."""
+    """Import an object of a wing, whose dotted name is under `name` in `attribute` of its package."""
     module, _, part = list_brought(attribute)[name].rpartition(".")
     return getattr(import_module(module), part)
 
@@ -56,8 +56,8 @@ def recognize(folder: Path, *, has_images: bool) -> Iterator[str]:
     """Yield the experiments of wings that a folder may be for.
 
     Args:
-        folder: Of a dataset.
-        has_images: Images were found in it, and are no volumes.
+        folder: Folder of a dataset.
+        has_images: True if images were found in it that are not volumes.
     """
     for wing in list_wings():
         if hasattr(wing, "recognize"):
@@ -65,15 +65,15 @@ def recognize(folder: Path, *, has_images: bool) -> Iterator[str]:
 
 
 def list_entries(group: str) -> list[EntryPoint]:
-    """List what installed packages name in a group of entry points, by their names."""
+    """List the entry points of installed packages in a group, sorted by name."""
     entries = sorted(entry_points(group=group), key=lambda entry: entry.name)
     return [entry for entry in entries if not _lies_here(entry.dist)]
 
 
 def _lies_here(dist: Distribution | None) -> bool:
-    """Return True for files of a package in a folder that may be a stranger's.
+    """Return True for files of a package in a folder that may not be trusted.
 
-    That is the current one, or the one that the command was started in, where it goes elsewhere.
+    This is the current folder, or the one that the command was started in.
     """
     here = {Path.cwd(), Path(find_left_folder() or "").resolve()}
     return dist is None or Path(str(dist.locate_file(""))).resolve() in here
@@ -84,8 +84,8 @@ def refuse_entry(entry: EntryPoint, what: str, fault: str) -> ConfigError:
 
     Args:
         entry: The entry point.
-        what: Its owner names by it.
-        fault: What is wrong with it.
+        what: Thing that its owner names by it.
+        fault: Problem of the entry point.
     """
     owner = escape(entry.dist.name if entry.dist else "a package")
     return ConfigError(

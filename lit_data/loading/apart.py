@@ -49,9 +49,9 @@ def start_context(method: StartMethod) -> Any:  # noqa: ANN401 - a context of an
 
 
 def maps_files(rows: RowWriter) -> bool:
-    """Return True for a dataset of lit_data: what it opens, a process that is forked later may read.
+    """Return True for a dataset of lit_data, whose open files a process that is forked later may read.
 
-    Those of `lit_data.loading` hold datasets of others.
+    The datasets of `lit_data.loading` wrap those of other libraries.
     """
     module = type(rows).__module__
     return module.startswith("lit_data.") and not module.startswith("lit_data.loading.")
@@ -60,14 +60,14 @@ def maps_files(rows: RowWriter) -> bool:
 def read_apart(read: Callable[[Rows], Result], rows: Rows, options: LoaderOptions) -> Result:
     """Read a dataset so that no file of it stays open in this process.
 
-    Forked workers share the files that are open here, and the position in each of them, so two
-    workers would get each other's bytes. Where workers are forked, a process is forked that reads;
-    elsewhere they get a pickled copy, and such a copy is read here.
+    Forked workers share the open files of this process, and the position in each of them, so two
+    workers would get each other's bytes. If workers are forked, a forked process reads the dataset;
+    otherwise workers get a pickled copy, and such a copy is read here.
 
     Args:
-        read: Reads the dataset; its answer can be pickled.
+        read: Reads the dataset; its result must be picklable.
         rows: The dataset.
-        options: How workers start, and how long they may take.
+        options: Start method and timeout of workers.
 
     Raises:
         WorkerDiedError: The process died or took longer than the timeout.
@@ -99,7 +99,7 @@ def _read_in_fork(read: Callable[[Rows], Result], rows: Rows, timeout_s: float) 
 
 
 def set_up_worker(dataset: Any, worker: int, workers: int) -> None:  # noqa: ANN401
-    """Make this process a worker: one thread, seeds, and no Ctrl-C, which is for the main process.
+    """Set up this process as a worker: one thread, seeds, and no Ctrl-C, which is for the main process.
 
     Args:
         dataset: The dataset that it reads.
@@ -183,7 +183,7 @@ def _end(process: BaseProcess) -> None:
 
 
 def _copy(rows: Rows, method: str) -> Rows:
-    """Return the dataset as a worker process would get it."""
+    """Return a copy of the dataset as a worker process would get it."""
     try:
         with _pickling_for_here():
             copy: Rows = pickle.loads(ForkingPickler.dumps(rows))

@@ -22,7 +22,7 @@ class EpochProgress:
         epoch: The epoch.
         batches: Batches handed out in it, by this run and before it was interrupted.
         position: Samples that these took from its order, over all ranks.
-        ends: The position behind each of the last batches, by the number of batches up to it.
+        ends: End position of each of the last batches, by the number of batches up to it.
     """
 
     epoch: int
@@ -38,7 +38,7 @@ class EpochProgress:
         self.ends.pop(self.batches - _REMEMBERED, None)
 
     def locate(self, batch: int) -> tuple[int, int, int] | None:
-        """Return epoch, first position and number of the samples of a batch; None of an older one."""
+        """Return epoch, first position and number of samples of a batch, or None for an old one."""
         if batch + 1 not in self.ends:
             return None
         position = self.ends.get(batch, 0)
@@ -93,10 +93,10 @@ class LoaderState:
 
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> Self:
-        """Check what a checkpoint holds.
+        """Check and load the state in a checkpoint.
 
         Raises:
-            StoreError: It is not what `to_plain` gives.
+            StoreError: The state is not one that `to_plain` returns.
         """
         if not cls._is_valid(state):
             raise StoreError(
@@ -122,10 +122,10 @@ class LoaderState:
         return asdict(self)
 
     def check_fits(self, order: EpochOrder) -> None:
-        """Refuse to go on inside an epoch of another order: samples would be lost or repeated.
+        """Refuse to continue inside an epoch of another order, which would lose or repeat samples.
 
         Raises:
-            ConfigError: The dataset, the seed or the order is another one.
+            ConfigError: The dataset, the seed or the order differs.
         """
         if not self.position:
             return  # at the beginning of an epoch any order will do
@@ -139,10 +139,10 @@ class LoaderState:
                 )
 
     def check_drawn(self, drawn: int) -> None:
-        """Refuse to go on inside an epoch whose order a sampler drew differently.
+        """Refuse to continue inside an epoch whose order a sampler drew differently.
 
         Raises:
-            ConfigError: The digest is another one.
+            ConfigError: The digest differs.
         """
         if drawn != self.drawn:
             raise ConfigError(
@@ -151,9 +151,9 @@ class LoaderState:
             )
 
     def check_length(self, batch_size: int, world_size: int) -> None:
-        """Refuse to go on with other sizes where a Trainer counts on the length that it was told.
+        """Refuse to continue with other sizes if a Trainer relies on a known length.
 
-        It would end the epoch too early.
+        The Trainer would end the epoch too early.
 
         Raises:
             ConfigError: The rest of the epoch has another number of batches.
@@ -168,24 +168,24 @@ class LoaderState:
             )
 
     def start(self) -> EpochProgress:
-        """Return the progress from which the epoch goes on."""
+        """Return the progress from which the epoch continues."""
         return EpochProgress(self.epoch, self.batches, self.position, {self.batches: self.position})
 
     def is_elastic(self, batch_size: int, world_size: int) -> bool:
-        """Return True if the epoch goes on with other sizes than it began with."""
+        """Return True if the epoch continues with other sizes than it began with."""
         is_other = (self.batch_size, self.world_size) != (batch_size, world_size)
         return self.position > 0 and is_other
 
 
 @dataclass(slots=True)
 class Planned:
-    """A batch under way.
+    """Batch that is being written.
 
     Attributes:
         slot: Memory that it is written into.
         samples: Number of its samples.
-        end: Position in the epoch's order behind it.
-        left: Micro-batches that are not written yet.
+        end: End position of the batch in the order of the epoch.
+        left: Number of micro-batches that are not written yet.
         texts: Text of its samples, which has no rows.
     """
 
@@ -197,10 +197,10 @@ class Planned:
 
 
 class Assembly(Iterator[RowTask]):
-    """The tasks of the rest of an epoch, and their answers turned into batches.
+    """Tasks of the rest of an epoch, whose answers are assembled into batches.
 
-    Batches are planned one at a time, when workers ask for tasks. As the batch size changes, the
-    batches that are planned and not handed out are given up and planned again: at most the few
+    Batches are planned one at a time, when workers ask for tasks. If the batch size changes, the
+    batches that are planned but not returned are discarded and planned again: at most the few
     batches ahead are read twice, and no sample is lost.
 
     Args:
@@ -234,7 +234,7 @@ class Assembly(Iterator[RowTask]):
         self._tasks: Iterator[RowTask] = iter(())
 
     def resize(self, batch_size: int) -> None:
-        """Give up the planned batches, and plan them anew."""
+        """Discard the planned batches, and plan them again."""
         self._batch_size, self._task_rows = batch_size, self._count_rows(batch_size)
         self.plan += 1
         self._planned.clear()
@@ -249,10 +249,10 @@ class Assembly(Iterator[RowTask]):
         return task
 
     def receive(self, task: RowTask, answer: Texts | Failure) -> Planned | None:
-        """Take in an answer.
+        """Process an answer.
 
         Returns:
-            The batch that is complete with it, if one is.
+            The batch that it completes, if any.
 
         Raises:
             Exception: The one that the dataset raised.
@@ -288,19 +288,19 @@ class Assembly(Iterator[RowTask]):
 
 
 def check_sources(rows: RowWriter) -> None:
-    """Find files that were cut short before this process reads past their end and is killed."""
+    """Check for truncated files, since a read past their end would kill this process."""
     check: Callable[[], None] | None = getattr(rows, "check_sources", None)
     if check is not None:
         check()
 
 
 def look_ahead(rows: RowWriter, order: EpochOrder, progress: EpochProgress) -> LookAhead:
-    """Let a dataset that fetches its samples know which ones come.
+    """Tell a dataset that fetches its samples which ones are next.
 
     Args:
         rows: The dataset, with ``look_ahead`` if it fetches.
         order: Order of the epoch.
-        progress: Where in it the pass begins.
+        progress: Start of the pass in the order.
     """
     begin: Callable[..., LookAhead | None] | None = getattr(rows, "look_ahead", None)
     if begin is None:
@@ -313,7 +313,7 @@ def look_ahead(rows: RowWriter, order: EpochOrder, progress: EpochProgress) -> L
 
 
 class _NothingAhead:
-    """`LookAhead` of a dataset whose data are here."""
+    """`LookAhead` of a dataset with local data."""
 
     def advance(self, samples: int) -> None: ...
 

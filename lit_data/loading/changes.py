@@ -24,10 +24,10 @@ _Marks = list[object]
 
 
 def look_at(*roots: object) -> _Marks:
-    """Return marks of all that some objects hold, which differ once it was changed.
+    """Return marks of the content of objects, which differ if the content changed.
 
     Attributes, containers, closures and class attributes are followed. Large arrays and objects
-    without attributes are told by their identity and size. Nothing of the user's code is called.
+    without attributes are identified by identity and size. No code of the user is called.
     """
     marks: _Marks = []
     queue: deque[object] = deque(roots)
@@ -45,7 +45,7 @@ def look_at(*roots: object) -> _Marks:
 
 
 def _mark(value: Any, *, is_opaque: bool) -> object:  # noqa: ANN401 - anything
-    """Return what tells a value from another one, apart from its parts."""
+    """Return a mark that identifies a value, without its parts."""
     if isinstance(value, np.ndarray):
         is_small = value.nbytes <= _MOST_BYTES and not value.dtype.hasobject
         content = value.tobytes() if is_small else b""
@@ -60,7 +60,7 @@ def _mark(value: Any, *, is_opaque: bool) -> object:  # noqa: ANN401 - anything
 
 
 def _list_parts(value: Any) -> list[object] | None:  # noqa: ANN401
-    """Return what a value holds; None where that cannot be told."""
+    """Return the parts of a value, or None if they are unknown."""
     if isinstance(value, np.ndarray | torch.Tensor | types.ModuleType):
         return None
     if isinstance(value, type):
@@ -91,7 +91,7 @@ def _take_ends(items: Any) -> list[object]:  # noqa: ANN401 - any container
 
 
 def _list_attributes(value: object) -> list[object] | None:
-    """Return the attributes of an object; None where it has no place for some."""
+    """Return the attributes of an object, or None if it cannot have any."""
     slots = list(_read_slots(value))
     named: Mapping[str, object] | None = getattr(value, "__dict__", None)
     if named is None:

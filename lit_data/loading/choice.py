@@ -60,9 +60,8 @@ class Choice:
     def count_rows(self, batch_size: int) -> int:
         """Return the samples of a micro-batch.
 
-        Where that is not configured, each worker gets its part of a batch, but no less than 1 ms of
-        work, if that was measured, or 16 samples: handing out a task costs a worker process about
-        0.1 ms.
+        If that is not configured, each worker gets its part of a batch, but at least 1 ms of work
+        if that was measured, or else 16 samples: a task costs a worker process about 0.1 ms.
         """
         if self.micro_batch_size is not None:
             return min(self.micro_batch_size, batch_size)
@@ -145,7 +144,7 @@ def open_workers(
 
 
 def _check_kind(rows: RowWriter, kind: WorkerKind) -> tuple[WorkerKind, str]:
-    """Return the kind of worker, and why: no threads where they would change the samples."""
+    """Return the kind of worker, and why: no threads if they would change the samples."""
     if kind == "process" and multiprocessing.current_process().daemon:
         raise ConfigError(
             "worker_kind=process: this process is a daemon, as workers of loaders are, and daemons "

@@ -56,7 +56,7 @@ class Facts(NamedTuple):
 
 
 UNREAD = Facts(Leaf("", "", None), {})
-"""Nothing is known, and nothing needs to be where a `collate_fn` makes the batches."""
+"""Facts of an unread dataset, which are enough if a `collate_fn` makes the batches."""
 
 
 class SampleWriter:
@@ -265,7 +265,7 @@ class SingleSamples:
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Give the samples of this epoch from now on."""
+        """Set the epoch of the samples."""
         self.epoch = epoch
 
     def __len__(self) -> int:

@@ -85,13 +85,13 @@ def fill(
     """Write the same part of several samples.
 
     Args:
-        structure: Of the part, as `describe` gave it.
-        parts: Of each sample.
-        rows: Of each array.
-        texts: Takes what has no rows.
+        structure: Structure of the part, as `describe` returned it.
+        parts: The part of each sample.
+        rows: Rows of each array.
+        texts: Receives values without rows.
 
     Raises:
-        DataError: One is not like that of sample 0.
+        DataError: A part differs in form from that of sample 0.
     """
     if isinstance(structure, Leaf):
         if structure.dtype is None:

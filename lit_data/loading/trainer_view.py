@@ -1,4 +1,4 @@
-"""The face of a loader toward a Trainer: a sampler that takes the epoch, and the indices of each batch."""
+"""Interface of a loader for a Trainer: a sampler that takes the epoch, and the indices of each batch."""
 
 import logging
 import sys

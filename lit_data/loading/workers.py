@@ -164,7 +164,7 @@ Jobs = SimpleQueue[tuple[int, RowTask, Answers] | None]
 
 
 class Workers(Protocol):
-    """Does tasks. `tasks` may end and later give more, as long as an answer is outstanding."""
+    """Workers that run tasks. `tasks` may end and yield more later, while an answer is outstanding."""
 
     def run(self, tasks: Iterator[RowTask], depth: int) -> Iterator[Answer]:
         """Yield the answers in the order of the tasks.
@@ -276,7 +276,7 @@ def log_opencv_threads() -> None:
 
 
 def hang_text(worker: str, timeout_s: float, samples: str) -> str:
-    """Message about a worker that did not answer."""
+    """Return the message about a worker that did not answer."""
     return (
         f"{worker} was not ready with {samples} after timeout_s={timeout_s:g} s: is the disk or "
         "the network folder reachable? If the samples only take long, raise data.loader.timeout_s"

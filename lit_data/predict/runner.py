@@ -1,4 +1,4 @@
-"""`Runner`: the loop of all predictions, which sends batches through a net in micro-batches that memory holds.
+"""`Runner`: the loop of all predictions, which sends batches through a net in micro-batches.
 
 A Trainer drives it, with the batches of a loader, or a `TileStream`, with the tiles of images.
 """
@@ -22,7 +22,7 @@ from lit_data.predict.forward import InferenceThreads
 log = logging.getLogger(__name__)
 
 GROW_AFTER = 8
-"""Full batches that must go well before a larger one is tried."""
+"""Number of full batches that must succeed before a larger one is tried."""
 AHEAD = 2
 """Batches for each of several threads: one is computed, and one or its values wait."""
 
@@ -39,19 +39,19 @@ class BatchSize(SizeSearch):
     """The size for samples of one kind.
 
     Attributes:
-        alone: Memory holds a batch only if nothing else is under way.
+        alone: True if memory holds a batch only while nothing else is in progress.
     """
 
     alone: bool = False
 
     def count_batch(self, samples: int) -> None:
-        """Count a batch of so many samples that went well."""
+        """Count a successful batch of this many samples."""
         self.succeed(samples, samples)
         if self.clean >= GROW_AFTER:
             self.grow()
 
     def shrink(self, samples: int) -> bool:
-        """Count a batch of so many samples that did not fit.
+        """Count a batch of this many samples that did not fit.
 
         Returns:
             True if there is a smaller size to try.
@@ -63,12 +63,12 @@ class BatchSize(SizeSearch):
 
 
 class BatchSizes:
-    """The batch size of each kind of sample; it outlives a call of the predictor.
+    """The batch size of each kind of sample, which persists between calls of the predictor.
 
     Args:
-        start: Size of the first batch of each kind, and its limits.
-        limit: Called with a new size and its kind, makes it as small as a memory limit asks for,
-            for which it calls the net; None leaves it to the device.
+        start: Size of the first batch of each kind, with its limits.
+        limit: Function that calls the net to reduce a new size of a kind to a memory limit; None
+            leaves the limit to the device.
     """
 
     def __init__(
@@ -97,41 +97,41 @@ class BatchSizes:
 
 
 class Batch(Protocol):
-    """Samples that go through a net together where memory holds them."""
+    """Samples that go through a net together if they fit into memory."""
 
     @property
     def kind(self) -> Hashable:
-        """Signature of the samples: those of one kind need as much memory."""
+        """Signature of the samples; those of one kind need the same amount of memory."""
 
     def __len__(self) -> int:
         """Number of samples."""
 
     @property
     def most(self) -> int:
-        """Samples that are to go through the net at once, if memory holds them."""
+        """Number of samples that should go through the net at once, if they fit into memory."""
 
     def predict(self, start: int, stop: int, size: int) -> Any:  # noqa: ANN401 - what `take` gets
-        """Return what the net says of some samples; an inference thread calls it.
+        """Return the net's outputs for some samples, called by an inference thread.
 
         Args:
-            start: The first sample.
-            stop: Behind the last one.
-            size: Samples of the largest micro-batch of this kind.
+            start: Index of the first sample.
+            stop: Index after the last sample.
+            size: Number of samples in the largest micro-batch of this kind.
         """
 
     def take(self, start: int, stop: int, values: Any) -> None:  # noqa: ANN401
-        """Take what `predict` returned, in the order of the samples."""
+        """Receive the results of `predict`, in the order of the samples."""
 
     def describe(self, samples: int) -> str:
-        """Return the words for so many samples, for messages."""
+        """Return a text for a number of samples, for messages."""
 
     @property
     def advice(self) -> str:
-        """Cure where the smallest micro-batch does not fit, in words."""
+        """Advice if the smallest micro-batch does not fit."""
 
 
 class Answer(NamedTuple):
-    """Outputs of a net for a micro-batch, or why that does not fit into memory."""
+    """Outputs of a net for a micro-batch, or the reason why it does not fit into memory."""
 
     values: Any = None
     failure: str = ""
@@ -139,7 +139,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """Samples of a batch that were sent through the net together, from `start` to before `stop`."""
+    """Samples ``start:stop`` of a batch that were sent through the net together."""
 
     batch: Batch
     start: int
@@ -151,28 +151,28 @@ class MicroBatch:
 
     @property
     def has_failed(self) -> bool:
-        """True if it is known already that it does not fit."""
+        """True if it is already known not to fit."""
         return self.answer.done() and bool(self.answer.result().failure)
 
 
 Send = Callable[[Batch, int, int], MicroBatch]
-"""Sends as many samples of a batch as go at once, of those from a first to before a last one."""
+"""Function that sends as many of the samples ``start:stop`` of a batch as fit at once."""
 
 
 class Retry:
     """Samples that did not fit together, which go through the net in smaller micro-batches.
 
-    The smallest number has two attempts, the second one with all that could be released.
+    The smallest number has two attempts, the second one after unused memory was released.
 
     Args:
-        failed: What did not fit.
-        size: Of its kind.
-        send: Sends samples.
-        device: Whose memory is released.
+        failed: Micro-batch that did not fit.
+        size: Batch size of its kind.
+        send: Function that sends samples.
+        device: Device whose memory is released.
 
     Attributes:
-        start: First sample that is still to be predicted.
-        is_last: If the attempt under way fails there is none after it.
+        start: First sample that has not been predicted yet.
+        is_last: True if no attempt follows the current one.
     """
 
     def __init__(
@@ -188,10 +188,10 @@ class Retry:
         self._device = device
 
     def predict_first(self) -> MicroBatch:
-        """Predict as many samples as go at once.
+        """Predict as many samples as fit at once.
 
         Raises:
-            MemoryError: They do not fit.
+            MemoryError: The samples do not fit.
         """
         self._sent = self._send(self._batch, self.start, self._stop)
         answer = self._sent.answer.result()
@@ -200,7 +200,7 @@ class Retry:
         return self._sent
 
     def shrink(self, failure: str) -> None:
-        """Let the next attempt have fewer samples, or the last one more room.
+        """Give the next attempt fewer samples, or the last one more memory.
 
         Raises:
             BatchMemoryError: The smallest micro-batch does not fit.
@@ -223,13 +223,13 @@ class Retry:
 class Runner:
     """Sends batches through a net, and halves those that run out of memory.
 
-    The size that works is kept for later batches of the kind. Values of a batch are taken while
-    the next ones are computed: on a GPU, or in several inference threads.
+    Later batches of a kind keep the size that works. Values of a batch are collected while the next
+    ones are computed, on a GPU or in several inference threads.
 
     Args:
-        sizes: Samples at once, for each kind of sample.
+        sizes: Batch size of each kind of sample.
         threads: Threads that call the net.
-        device: Of the net.
+        device: Device of the net.
     """
 
     def __init__(self, sizes: BatchSizes, threads: InferenceThreads, device: torch.device) -> None:
@@ -246,7 +246,7 @@ class Runner:
 
     @property
     def is_busy(self) -> bool:
-        """True if as much is under way as may be."""
+        """True if the largest allowed number of micro-batches is in progress."""
         return len(self._under_way) >= self._most_under_way
 
     def size_of(self, kind: Hashable) -> BatchSize:
@@ -264,7 +264,7 @@ class Runner:
         release_memory(self._device)
 
     def run(self, batch: Batch) -> None:
-        """Predict a batch; its last micro-batches may still be under way.
+        """Predict a batch; its last micro-batches may still be in progress afterwards.
 
         Raises:
             BatchMemoryError: The smallest micro-batch does not fit.
@@ -281,7 +281,7 @@ class Runner:
             self.collect(0 if must_collect_all else self._most_under_way)
 
     def collect(self, leave: int = 0) -> None:
-        """Take the values under way, but for those of the last so many micro-batches."""
+        """Collect the values in progress, except those of the last `leave` micro-batches."""
         while len(self._under_way) > leave:
             micro_batch = self._under_way.popleft()
             failure = micro_batch.answer.result().failure
@@ -291,11 +291,11 @@ class Runner:
                 self._take(micro_batch)
 
     def collect_first(self) -> None:
-        """Take the values of the micro-batch that was sent first."""
+        """Collect the values of the micro-batch that was sent first."""
         self.collect(max(len(self._under_way) - 1, 0))
 
     def _predict_smaller(self, failed: MicroBatch, failure: str) -> None:
-        """Predict samples that did not fit together, with nothing else under way.
+        """Predict samples that did not fit together, with nothing else in progress.
 
         Raises:
             BatchMemoryError: The smallest micro-batch does not fit.
@@ -328,7 +328,7 @@ class Runner:
 
 
 def _predict(batch: Batch, start: int, stop: int, size: int) -> Answer:
-    """Call the net; an error of memory becomes text, as it would keep the tensors of the call alive."""
+    """Call the net; a memory error becomes text, because it would keep the call's tensors alive."""
     try:
         return Answer(batch.predict(start, stop, size))
     except Exception as error:

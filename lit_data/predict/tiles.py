@@ -1,4 +1,4 @@
-"""Images to predict: opened when their turn comes, cut into tiles, and stitched of what a net says of these."""
+"""Images to predict, which are opened when needed, cut into tiles, and stitched from their values."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Tiling:
 
     Args:
         tile_px: Tile size, one number or (height, width).
-        overlap_px: Least number of pixels that neighboring tiles share.
+        overlap_px: Smallest number of pixels that neighboring tiles share.
         margin_px: Pixels next to the seam-side borders of a tile that count nothing; at most half
             the overlap. None takes half of the overlap for `constant`, which then takes each pixel
             from one tile, and a quarter for `gaussian`.
@@ -37,7 +37,7 @@ class Tiling:
             about one size share batches. None takes an eighth of a tile.
 
     Raises:
-        ConfigError: The sizes do not fit each other.
+        ConfigError: The sizes do not fit together.
     """
 
     tile_px: int | Size
@@ -169,8 +169,9 @@ def open_sources(
 
     Args:
         images: Images or functions that load them.
-        readers: Threads that load.
-        on_bad: Called with the number of an image that is bad, which is then left out; None raises.
+        readers: Number of threads that load images.
+        on_bad: Function called with the number of a bad image, which is then skipped, and the
+            error; None raises the error.
     """
 
     def load(numbered: tuple[int, Image]) -> OpenedImage | tuple[int, DataError]:
@@ -197,10 +198,10 @@ def _each(images: Images) -> Iterator[Image]:
 
 
 class Target(Protocol):
-    """Takes finished rows of an image."""
+    """Receives finished rows of an image."""
 
     def write(self, top_px: int, values: Tensor) -> None:
-        """Take rows from `top_px` on: [K, n, W] float32."""
+        """Write rows [K, n, W] float32, starting at `top_px`."""
 
 
 OpenTarget = Callable[[tuple[int, int, int]], Target]
@@ -250,11 +251,11 @@ class SlabStitcher:
 
     @property
     def complete(self) -> bool:
-        """True if all tiles came."""
+        """True if all tiles have been added."""
         return self._row == len(self._rows.starts)
 
     def add(self, values: Tensor) -> None:
-        """Take the next tile, row by row: [K, h, w] float32."""
+        """Add the next tile [K, h, w] float32, in row-major order."""
         if self.target is None:
             height = min(self._rows.tile_px, self._rows.length_px)
             self._slab = torch.zeros(len(values), height, self._columns.length_px)
@@ -299,7 +300,7 @@ class SlabStitcher:
 
 
 class Kind(NamedTuple):
-    """Shape [C, h, w] and dtype that the tiles of a batch have in common."""
+    """Shape [C, h, w] and dtype that the tiles of a batch share."""
 
     shape: tuple[int, int, int]
     dtype: str
@@ -309,12 +310,12 @@ class Kind(NamedTuple):
 
 
 class ImageJob:
-    """One image under way.
+    """One image in progress.
 
     Args:
         source: The image.
-        tiling: How it is cut.
-        open_target: Opens the target of its values.
+        tiling: Rules by which it is cut.
+        open_target: Function that opens the target of its values.
     """
 
     def __init__(self, source: OpenedImage, tiling: Tiling, open_target: OpenTarget) -> None:

@@ -90,18 +90,18 @@ class KnowsTruth(Protocol):
     """Truth of images by their numbers, such as a datamodule knows it.
 
     Attributes:
-        image_kinds: Kind of each, ``good`` without a defect; empty where nothing says it.
+        image_kinds: Kind of each image, ``good`` without a defect; empty if unknown.
     """
 
     @property
     def image_kinds(self) -> Sequence[str]: ...  # noqa: D102 - see the class
 
     def has_defect(self, number: int, /) -> bool | None:
-        """Return True if an image shows a defect; None where nothing says it."""
+        """Return True if an image shows a defect; None if unknown."""
         ...
 
     def read_mask(self, number: int, /) -> Array | None:
-        """[H, W] uint8, above 0 where there is a defect; None where nothing says it."""
+        """Return [H, W] uint8, above 0 where there is a defect; None if unknown."""
         ...
 
 
@@ -109,7 +109,7 @@ class TellsDoubt(KnowsTruth, Protocol):
     """Truth that may be doubtful for a reason."""
 
     def describe_doubt(self) -> str:
-        """Return why the truth is not known, and what to do; empty where it is."""
+        """Return the reason why the truth is not known, with advice; empty if it is known."""
         ...
 
 
@@ -197,7 +197,7 @@ def check_writable(checkpoint: Path) -> None:
 
 
 def find_calibration(checkpoint: Path, conditions: Mapping[str, Any]) -> Calibration | None:
-    """Return the calibration of a checkpoint, where it holds; it is logged where it does not.
+    """Return the calibration of a checkpoint if it applies, and log if it does not.
 
     Args:
         checkpoint: The file of the weights.

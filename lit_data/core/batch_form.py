@@ -261,7 +261,7 @@ def _may_be_loaders(batch: Mapping[Any, Any], lengths: set[int]) -> bool:
     """Return True if each part may have the fields of a separate loader with another batch size.
 
     ``{"labelled": [x, y], "unlabelled": [x, y]}`` has two entries in each list, which could be two
-    samples. Lists of images, with a few channels first, are an example.
+    samples. Lists of images, with few channels first, are lists of samples.
     """
     inner_lengths = []
     for part in batch.values():

@@ -81,9 +81,9 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
     ``epoch``          [B] int64                epoch the sample was drawn for
     ``window``         [B, 2] int64             (top, left) px of the window in its image, with `patch_px`
     ``ignored``        [M, 6] float32           as ``boxes``: regions in which objects of the class
-    do not count
+                                                do not count
     ``ignored_count``  [B] int64                regions of each image; both keys only if the labels
-    have regions
+                                                have regions
     =================  =======================  ==================================================================
 
     `batch_format=yolo` is the tuple that YOLO trainers take: images, targets (``boxes``), paths,

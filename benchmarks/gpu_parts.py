@@ -18,8 +18,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
+from benchmarks.loaders import make_forking_loader
 from benchmarks.predict_variants import list_ways
 from benchmarks.stripe_ways import make_stripe_ways
+from lit_data.app.benchmarks.measure import Candidate
+from lit_data.app.benchmarks.table import Row
 from lit_data.app.benchmarks.training import time_training
 from lit_data.app.build import build_datamodule
 from lit_data.callbacks import AdaptiveBatchSize, DataWaitMonitor, EmptyCache
@@ -83,14 +86,28 @@ class DeviceScene:
         """Return the configuration with a Trainer of this device."""
         return self.change(trainer=on_device(self.device) | {"precision": precision})
 
-    def train(self, cfg: DictConfig, *callbacks: Callback, **source: Any) -> float:  # noqa: ANN401 - fit's own arguments
-        """Measure the samples that are trained per second, with our loader by default."""
-        return time_training(
-            cfg,
-            *callbacks,
-            steps=self.options.plain_steps if source else self.options.steps,
-            warmup_steps=1 if source else self.options.warmup_batches,
-            **(source or {"datamodule": self.open_data()}),
+    def train(
+        self,
+        cfg: DictConfig,
+        *callbacks: Callback,
+        data: Mapping[str, Any] | None = None,
+        batches: Iterable[Batch] | None = None,
+    ) -> float:
+        """Measure the samples that are trained per second.
+
+        Args:
+            cfg: Model and Trainer.
+            callbacks: Further callbacks.
+            data: Options of our loader that are changed.
+            batches: Another loader, for `plain_steps` alone; None trains with ours.
+        """
+        train = partial(time_training, cfg, *callbacks)
+        options = self.options
+        if batches is not None:
+            return train(steps=options.plain_steps, warmup_steps=1, train_dataloaders=batches)
+        datamodule = self.open_data(**(data or {}))
+        return train(
+            steps=options.steps, warmup_steps=options.warmup_batches, datamodule=datamodule
         )
 
     def time(self, **works: Callable[[], object]) -> dict[str, float]:
@@ -128,39 +145,26 @@ class PreparedModel(Callback):
         self.prepare(pl_module)
 
 
-def _ask_others(scene: DeviceScene, make: Callable[..., Iterable[Batch]], way: int) -> Answers:
-    """Train with another loader, of one of the ways of `make_stripe_ways`."""
+def _ask_others(
+    scene: DeviceScene, make: Callable[[Dataset[Batch], int], Iterable[Batch]], *, is_decoded: bool
+) -> Answers:
+    """Train with another loader, of images on the disk or decoded in memory."""
     datamodule = scene.open_data(backend="cpu")
     assert isinstance(datamodule, StripeDataModule)
-    dataset = make_stripe_ways(datamodule, "train")[way]
-    batches = make(dataset, scene.options.batch_size, num_workers=count_cores())
-    yield from _ask_loader(scene, train_dataloaders=batches)
+    original, improved = make_stripe_ways(datamodule, "train")
+    if is_decoded:
+        improved.warm_up()
+    dataset = improved if is_decoded else original
+    yield from _ask_training(scene, batches=make(dataset, scene.options.batch_size))
 
 
-def _ask_loader(scene: DeviceScene, **source: Any) -> Answers:  # noqa: ANN401 - fit's own arguments
-    """Train in bf16: samples a second, and the share of the time that the device gets."""
-    watch = DataWaitMonitor(plot=False)
-    speed = scene.train(scene.place(), watch, **source)
-    waiting = float(watch.summary()["data_wait_fraction"])
-    yield "samples a second", speed, ""
-    yield "training, not waiting for data", 100 * (1 - waiting), "%"
-
-
-def _make_dataloader(dataset: Dataset[Batch], batch_size: int, num_workers: int) -> Iterable[Batch]:
+def _make_dataloader(dataset: Dataset[Batch], batch_size: int) -> Iterable[Batch]:
     """Make a loader as most people do."""
-    return DataLoader(
-        dataset,
-        batch_size,
-        shuffle=True,
-        num_workers=num_workers,
-        persistent_workers=True,
-        pin_memory=torch.cuda.is_available(),
-    )
+    row = Row("dataloader", batch_size, count_cores(), batch_size)
+    return make_forking_loader(row, Candidate(dataset=dataset), seed=0)
 
 
-def _make_thread_loader(
-    dataset: Dataset[Batch], batch_size: int, num_workers: int
-) -> Iterable[Batch]:
+def _make_thread_loader(dataset: Dataset[Batch], batch_size: int) -> Iterable[Batch]:
     """Make the loader of MONAI that has threads for workers.
 
     Raises:
@@ -174,7 +178,7 @@ def _make_thread_loader(
         dataset,
         batch_size=batch_size,
         shuffle=True,
-        num_workers=num_workers,
+        num_workers=count_cores(),
         use_thread_workers=True,
     )
     return loader
@@ -220,22 +224,13 @@ def _ask_training(
     scene: DeviceScene,
     precision: str = "bf16-mixed",
     callbacks: Callable[[], Iterable[Callback]] = lambda: (),
-    data: Mapping[str, Any] | None = None,
+    **source: Any,  # noqa: ANN401 - arguments of `DeviceScene.train`
 ) -> Answers:
-    """Train with our loader."""
+    """Train: samples a second, and how much of the time waits for data."""
     watch = DataWaitMonitor(plot=False)
-    datamodule = scene.open_data(**(data or {}))
-    speed = time_training(
-        scene.place(precision),
-        watch,
-        *callbacks(),
-        steps=scene.options.steps,
-        warmup_steps=scene.options.warmup_batches,
-        datamodule=datamodule,
-    )
+    speed = scene.train(scene.place(precision), watch, *callbacks(), **source)
     yield "samples a second", speed, ""
-    waiting = float(watch.summary()["data_wait_fraction"])
-    yield "waiting for data", 100 * waiting, "%"
+    yield "waiting for data", 100 * float(watch.summary()["data_wait_fraction"]), "%"
 
 
 def _store_channels_last() -> Iterable[Callback]:
@@ -345,21 +340,24 @@ def _plan(datamodule: BaseDataModule, batch_size: int, device: torch.device) -> 
 
 
 PARTS: Mapping[str, Ask] = {
-    "our loader": _ask_loader,
-    "a DataLoader that decodes each patch": partial(_ask_others, make=_make_dataloader, way=0),
-    "a DataLoader of decoded images": partial(_ask_others, make=_make_dataloader, way=1),
-    "MONAI's ThreadDataLoader of decoded images": partial(
-        _ask_others, make=_make_thread_loader, way=1
-    ),
-    "copies": _ask_transfer,
-    "defects and augmentation": _ask_finish,
-    "float32": partial(_ask_training, precision="32-true"),
-    "fp16": partial(_ask_training, precision="16-mixed"),
     "bf16": _ask_training,
+    "bf16, a DataLoader that decodes each patch": partial(
+        _ask_others, make=_make_dataloader, is_decoded=False
+    ),
+    "bf16, a DataLoader of decoded images": partial(
+        _ask_others, make=_make_dataloader, is_decoded=True
+    ),
+    "bf16, MONAI's ThreadDataLoader of decoded images": partial(
+        _ask_others, make=_make_thread_loader, is_decoded=True
+    ),
     "bf16, copied in the step": partial(_ask_training, data={"loader": {"pin_memory": False}}),
     "bf16, channels last": partial(_ask_training, callbacks=_store_channels_last),
     "bf16, compiled": partial(_ask_training, callbacks=_compile_net),
     "bf16, EmptyCache in each step": partial(_ask_training, callbacks=_empty_each_step),
+    "fp16": partial(_ask_training, precision="16-mixed"),
+    "float32": partial(_ask_training, precision="32-true"),
+    "copies": _ask_transfer,
+    "defects and augmentation": _ask_finish,
     "out of memory": _ask_memory,
     "GAN": _ask_gan,
     "agreement": _ask_agreement,

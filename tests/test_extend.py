@@ -41,10 +41,6 @@ MEASURED = (
 MODULES = {"pip": "pip", "lit-data": "lit_data"}
 Run = Callable[..., Path]
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
-)
-
 
 def _add_task(home: Path) -> None:
     package = home / "parts" / "parts"

@@ -31,14 +31,14 @@ Result = TypeVar("Result")
 
 _GRACE_S = 1.0
 _SEED = 0
-"""Seed of the global generators in the first worker, from which a dataset may draw."""
+"""Seed of the first worker's global generators, from which a dataset may draw."""
 _PLACE = "the first samples, in a separate process"
 
 
 def can_start_processes() -> bool:
     """Return True if this process can have worker processes.
 
-    They share memory without a name, which Linux alone has, and daemons start no processes.
+    They share anonymous memory, which only Linux has, and daemons cannot start processes.
     """
     return hasattr(os, "memfd_create") and not multiprocessing.current_process().daemon
 
@@ -49,7 +49,7 @@ def start_context(method: StartMethod) -> Any:  # noqa: ANN401 - a context of an
 
 
 def maps_files(rows: RowWriter) -> bool:
-    """Return True for a dataset of lit_data, whose open files a process that is forked later may read.
+    """Return True for a dataset of lit_data, whose open files forked processes can share.
 
     The datasets of `lit_data.loading` wrap those of other libraries.
     """
@@ -58,11 +58,11 @@ def maps_files(rows: RowWriter) -> bool:
 
 
 def read_apart(read: Callable[[Rows], Result], rows: Rows, options: LoaderOptions) -> Result:
-    """Read a dataset so that no file of it stays open in this process.
+    """Read a dataset without leaving its files open in this process.
 
-    Forked workers share the open files of this process, and the position in each of them, so two
-    workers would get each other's bytes. If workers are forked, a forked process reads the dataset;
-    otherwise workers get a pickled copy, and such a copy is read here.
+    Forked workers share the open files of this process and their positions, so two workers would
+    get each other's bytes. If workers are forked, a forked process reads the dataset. Otherwise
+    workers get a pickled copy, so this process reads such a copy too.
 
     Args:
         read: Reads the dataset; its result must be picklable.
@@ -99,22 +99,22 @@ def _read_in_fork(read: Callable[[Rows], Result], rows: Rows, timeout_s: float) 
 
 
 def set_up_worker(dataset: Any, worker: int, workers: int) -> None:  # noqa: ANN401
-    """Set up this process as a worker: one thread, seeds, and no Ctrl-C, which is for the main process.
+    """Set up this process as a worker: one thread, seeds, and no Ctrl-C, which the main process handles.
 
     Args:
         dataset: The dataset that it reads.
         worker: Number of this worker.
         workers: Number of all workers.
     """
-    faulthandler.disable()  # the main process says how a worker ended
+    faulthandler.disable()  # the main process reports how a worker ended
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     watch_parent()
     torch.set_num_threads(1)
     seed = _SEED + worker
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - the generators that somebody's dataset may draw from
+    np.random.seed(seed)  # noqa: NPY002 - a user's dataset may draw from it
     torch.manual_seed(seed)
-    # `torch.utils.data.get_worker_info` looks here; nothing public sets it.
+    # `torch.utils.data.get_worker_info` reads this; nothing public sets it.
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=worker,
         num_workers=workers,
@@ -128,7 +128,7 @@ def set_up_worker(dataset: Any, worker: int, workers: int) -> None:  # noqa: ANN
 
 
 def describe_end(exitcode: int | None) -> tuple[str, str]:
-    """Return the end of a process in words, and a hint."""
+    """Return how a process ended in words, and a hint."""
     if exitcode == -signal.SIGKILL:
         return (
             "was killed (SIGKILL)",
@@ -159,7 +159,7 @@ def _serve(read: Callable[[Rows], Any], rows: Rows, parent: Connection, pipe: Co
         answer = Failure(error, traceback.format_exc(), _PLACE)
     pipe.send(check_crossing(answer))
     with suppress(EOFError, OSError):
-        pipe.recv()  # tensors of the answer are fetched from this process
+        pipe.recv()  # the main process fetches tensors of the answer from this one
 
 
 def _receive(process: BaseProcess, pipe: Connection, timeout_s: float) -> Any:  # noqa: ANN401
@@ -183,7 +183,7 @@ def _end(process: BaseProcess) -> None:
 
 
 def _copy(rows: Rows, method: str) -> Rows:
-    """Return a copy of the dataset as a worker process would get it."""
+    """Return the copy of the dataset that a worker process would get."""
     try:
         with _pickling_for_here():
             copy: Rows = pickle.loads(ForkingPickler.dumps(rows))
@@ -199,7 +199,7 @@ def _copy(rows: Rows, method: str) -> Rows:
 
 
 class _DescriptorCopy:
-    """A file descriptor in a pickle that this process reads again."""
+    """A file descriptor in a pickle that the same process loads."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -209,7 +209,7 @@ class _DescriptorCopy:
 
 
 class _ThisProcess:
-    """Process for which multiprocessing pickles locks and shared memory: here this one."""
+    """This process, as the one for which multiprocessing pickles locks and shared memory."""
 
     DupFd = _DescriptorCopy
 

@@ -1,4 +1,4 @@
-"""From an order to batches: the tasks of an epoch, the progress within it, and its state in a checkpoint."""
+"""Assembly of batches: the tasks of an epoch, its progress, and its state in a checkpoint."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -20,9 +20,9 @@ class EpochProgress:
 
     Attributes:
         epoch: The epoch.
-        batches: Batches handed out in it, by this run and before it was interrupted.
-        position: Samples that these took from its order, over all ranks.
-        ends: End position of each of the last batches, by the number of batches up to it.
+        batches: Batches returned in it, by this run and before an interruption.
+        position: Samples of the order that these batches used, over all ranks.
+        ends: End position of each recent batch, by the number of batches up to it.
     """
 
     epoch: int
@@ -31,14 +31,14 @@ class EpochProgress:
     ends: dict[int, int] = field(default_factory=dict)
 
     def advance(self, position: int) -> None:
-        """Count a batch that is handed out."""
+        """Count a batch that is returned."""
         self.batches += 1
         self.position = position
         self.ends[self.batches] = position
         self.ends.pop(self.batches - _REMEMBERED, None)
 
     def locate(self, batch: int) -> tuple[int, int, int] | None:
-        """Return epoch, first position and number of samples of a batch, or None for an old one."""
+        """Return epoch, first position and number of samples of a batch; None for an old batch."""
         if batch + 1 not in self.ends:
             return None
         position = self.ends.get(batch, 0)
@@ -51,15 +51,15 @@ class LoaderState:
 
     Attributes:
         epoch: The epoch.
-        position: Samples taken from its order, over all ranks.
-        batches: Batches of this rank in it.
+        position: Samples of its order that were used, over all ranks.
+        batches: Batches of this rank in the epoch.
         batch_size: Batch size of the run that saved it.
         world_size: Ranks of the run that saved it.
         length: Samples of the dataset.
         seed: Seed of the order.
         shuffle: The order is random.
         window_bytes: Size of the windows of the order; 0 without windows.
-        drawn: Digest of the order that a sampler drew; 0 without a sampler, and at its beginning.
+        drawn: Digest of the order that a sampler drew; 0 without a sampler, and at position 0.
     """
 
     epoch: int
@@ -128,14 +128,14 @@ class LoaderState:
             ConfigError: The dataset, the seed or the order differs.
         """
         if not self.position:
-            return  # at the beginning of an epoch any order will do
+            return  # at the beginning of an epoch every order fits
         for name in ("length", "seed", "shuffle", "window_bytes"):
             saved, current = getattr(self, name), getattr(order, name)
             if saved != current:
                 raise ConfigError(
                     f"the checkpoint stopped inside epoch {self.epoch}, after {self.position} "
                     f"samples of an order with {name}={saved}, but it is {current} now: resume "
-                    "with the same data and seed, or from a checkpoint of an epoch's end"
+                    "with the same data and seed, or from a checkpoint at the end of an epoch"
                 )
 
     def check_drawn(self, drawn: int) -> None:
@@ -147,7 +147,7 @@ class LoaderState:
         if drawn != self.drawn:
             raise ConfigError(
                 f"the checkpoint stopped inside epoch {self.epoch}, and the sampler has another "
-                "order now: remove its generator, or resume from a checkpoint of an epoch's end"
+                "order now: remove its generator, or resume from a checkpoint at the end of an epoch"
             )
 
     def check_length(self, batch_size: int, world_size: int) -> None:
@@ -162,7 +162,7 @@ class LoaderState:
             raise ConfigError(
                 f"the checkpoint stopped inside epoch {self.epoch}, with batches of "
                 f"{self.batch_size} on {self.world_size} ranks, and this loader has {batch_size} on "
-                f"{world_size}: its length, which was asked for already, does not hold in this "
+                f"{world_size}: its length, which is already in use, is wrong in this "
                 "epoch. Resume with these sizes, with LoaderOptions(resizable=True), or with a "
                 "BaseDataModule"
             )
@@ -179,14 +179,14 @@ class LoaderState:
 
 @dataclass(slots=True)
 class Planned:
-    """Batch that is being written.
+    """A batch that is being written.
 
     Attributes:
-        slot: Memory that it is written into.
+        slot: Memory of the batch.
         samples: Number of its samples.
         end: End position of the batch in the order of the epoch.
         left: Number of micro-batches that are not written yet.
-        texts: Text of its samples, which has no rows.
+        texts: Text of its samples, by name; it has no rows.
     """
 
     slot: Slot
@@ -258,7 +258,7 @@ class Assembly(Iterator[RowTask]):
             Exception: The one that the dataset raised.
         """
         if task.plan != self.plan:
-            return None  # of a plan that was given up
+            return None  # its plan was discarded
         if isinstance(answer, Failure):
             raise answer.rebuild()
         batch = self._planned[task.slot.serial]
@@ -275,7 +275,7 @@ class Assembly(Iterator[RowTask]):
         samples = self.order.count(taken)
         if not samples:
             return iter(())
-        # A short batch too gets a slot of full size, which serves again.
+        # A short batch also gets a slot of full size, so that the slot can be reused.
         slot = self.staging.take(self._batch_size)
         slot.arrays[INDICES][:samples] = self._reader.indices(self._position, taken)
         self._position += taken
@@ -288,7 +288,7 @@ class Assembly(Iterator[RowTask]):
 
 
 def check_sources(rows: RowWriter) -> None:
-    """Check for truncated files, since a read past their end would kill this process."""
+    """Check for truncated files, because a read past their end would kill this process."""
     check: Callable[[], None] | None = getattr(rows, "check_sources", None)
     if check is not None:
         check()
@@ -300,13 +300,13 @@ def look_ahead(rows: RowWriter, order: EpochOrder, progress: EpochProgress) -> L
     Args:
         rows: The dataset, with ``look_ahead`` if it fetches.
         order: Order of the epoch.
-        progress: Start of the pass in the order.
+        progress: Start of the pass.
     """
     begin: Callable[..., LookAhead | None] | None = getattr(rows, "look_ahead", None)
     if begin is None:
         return _NothingAhead()
-    # A function, because the order of a large set takes long and is seldom needed; bound to the
-    # numbers of now, as progress goes on.
+    # A function, because computing the order of a large set takes long and is rarely needed. It
+    # holds the current numbers, because `progress` changes.
     position, epoch = progress.position, progress.epoch
     rest = partial(order.indices, position, order.length - position, epoch)
     return begin(rest, epoch) or _NothingAhead()

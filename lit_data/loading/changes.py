@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 _MOST_VALUES = 2000
-"""Values looked at, those nearest to the dataset first; about 2 ms."""
+"""Most values to check, those nearest to the dataset first; about 2 ms."""
 _MOST_ITEMS = 128
-"""Items looked at from each end of a list, tuple, set or dict."""
+"""Most items to check from each end of a list, tuple, set or dict."""
 _MOST_BYTES = 4096
-"""Size of an array whose values are looked at."""
+"""Size of the largest array whose values are checked."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, tuple, set, frozenset, deque)
@@ -24,10 +24,10 @@ _Marks = list[object]
 
 
 def look_at(*roots: object) -> _Marks:
-    """Return marks of the content of objects, which differ if the content changed.
+    """Return marks of the content of objects; they differ if the content has changed.
 
     Attributes, containers, closures and class attributes are followed. Large arrays and objects
-    without attributes are identified by identity and size. No code of the user is called.
+    without attributes are compared by identity and size. No code of the user is called.
     """
     marks: _Marks = []
     queue: deque[object] = deque(roots)
@@ -45,7 +45,7 @@ def look_at(*roots: object) -> _Marks:
 
 
 def _mark(value: Any, *, is_opaque: bool) -> object:  # noqa: ANN401 - anything
-    """Return a mark that identifies a value, without its parts."""
+    """Return a mark of a value without its parts."""
     if isinstance(value, np.ndarray):
         is_small = value.nbytes <= _MOST_BYTES and not value.dtype.hasobject
         content = value.tobytes() if is_small else b""
@@ -135,14 +135,14 @@ def _list_class_values(cls: type) -> list[object]:
 
 
 class _Identity:
-    """An object told by its identity; by a weak reference, as another may get its address."""
+    """Identity of an object; a weak reference, because another object may get its address."""
 
     def __init__(self, value: object) -> None:
         self._address = id(value)
         try:
             self._find: Callable[[], object] = weakref.ref(value)
         except TypeError:
-            self._find = int  # an object of its kind cannot be found again: the address decides
+            self._find = int  # no weak reference is possible: the address decides
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Identity) or self._address != other._address:

@@ -30,9 +30,9 @@ _PROCESS_BYTES = 300 * 2**20
 _MEMORY_SHARE = 0.5
 _TASK_S = 0.001
 _TASK_SAMPLES = 16
-_KEEPS_FILES = "the samples leave files open, which the processes of other loaders must not share"
+_KEEPS_FILES = "reading samples leaves files open, which processes of other loaders must not share"
 
-# Loaders of validation and test are made anew after training: the same message stands once.
+# Loaders of validation and test are created again after training: log the same message once.
 _logged: deque[tuple[str, WorkerKind, int]] = deque(maxlen=3)
 
 
@@ -42,11 +42,11 @@ class Choice:
 
     Attributes:
         kind: `inline`, `thread` or `process`.
-        workers: Number of them; 0 for `inline`.
+        workers: Number of workers; 0 for `inline`.
         reason: One sentence.
-        micro_batch_size: As configured, or None: see `count_rows`.
-        inline_us_per_sample: Measured in the main thread; None if nothing was measured.
-        thread_gain: Measured throughput of two threads against the main thread; None if not
+        micro_batch_size: As configured; None for `auto`, see `count_rows`.
+        inline_us_per_sample: Microseconds per sample in the main thread; None if not measured.
+        thread_gain: Throughput of two threads divided by that of the main thread; None if not
             measured.
     """
 
@@ -60,8 +60,8 @@ class Choice:
     def count_rows(self, batch_size: int) -> int:
         """Return the samples of a micro-batch.
 
-        If that is not configured, each worker gets its part of a batch, but at least 1 ms of work
-        if that was measured, or else 16 samples: a task costs a worker process about 0.1 ms.
+        If it is not configured, each worker gets an equal part of a batch, but at least 1 ms of
+        work, or 16 samples if nothing was measured: each task of a process costs about 0.1 ms.
         """
         if self.micro_batch_size is not None:
             return min(self.micro_batch_size, batch_size)
@@ -80,20 +80,20 @@ class Choice:
 def choose_workers(
     rows: RowWriter, layout: Layout, options: LoaderOptions, world_size: int, stage: str = ""
 ) -> Choice:
-    """Fill in the options that are `auto`, and log the choice.
+    """Choose the workers for options that are `auto`, and log the choice.
 
-    The number of workers is that of the cores of this rank, but no more than one for every 32
-    samples of the dataset, and for processes no more than fit into half of the available memory at
-    300 MiB each. Datasets of fewer than 32 samples, and those whose whole epoch takes less than
-    0.1 s, stay in the main thread. Threads are taken where two of them are at least 1.3 times as
-    fast as the main thread, otherwise processes; datasets that give single samples always get
-    processes, because Python code does not speed up with threads and may not be made for them. That
-    holds for the smallest ones too if they keep files open: a process that another loader forks
-    would share those of the main thread. Where threads were asked for and such a dataset draws from
-    global generators, the main thread reads it, with a warning.
+    The number of workers is the number of cores of this rank, but at most one for every 32 samples
+    of the dataset. Processes must also fit into half of the available memory at 300 MiB each. The
+    main thread reads datasets of fewer than 32 samples, and datasets whose whole epoch takes less
+    than 0.1 s. Workers are threads if two of them are at least 1.3 times as fast as the main
+    thread, otherwise processes. Datasets that return single samples always get processes, because
+    threads do not speed up Python code, which may not support them either. The smallest ones do
+    too if they keep files open, because processes that other loaders fork would share those files.
+    If `worker_kind` is `thread` and such a dataset draws from global generators, the main thread
+    reads it, and a warning is logged.
 
     Raises:
-        ConfigError: Processes were asked for, and this one cannot start any.
+        ConfigError: `worker_kind` is `process`, and this process cannot start any.
     """
     if options.worker_kind == "inline" or options.num_workers == 0:
         choice = Choice(kind="inline", workers=0, reason="as configured")
@@ -128,7 +128,7 @@ def open_workers(
     if choice.kind == "process":
         method = options.start_method
         if method == "auto" and getattr(rows, "fetches", False):
-            # A fork would copy locks that are held by the threads which fetch.
+            # A fork would copy locks that threads hold while they fetch.
             method = "forkserver"
         return ProcessWorkers(
             rows,
@@ -144,7 +144,7 @@ def open_workers(
 
 
 def _check_kind(rows: RowWriter, kind: WorkerKind) -> tuple[WorkerKind, str]:
-    """Return the kind of worker, and why: no threads if they would change the samples."""
+    """Return the kind of worker and the reason; no threads if they would change the samples."""
     if kind == "process" and multiprocessing.current_process().daemon:
         raise ConfigError(
             "worker_kind=process: this process is a daemon, as workers of loaders are, and daemons "
@@ -205,7 +205,7 @@ def _choose(rows: RowWriter, layout: Layout, options: LoaderOptions, world_size:
 
 
 def _time(rows: RowWriter, layout: Layout, options: LoaderOptions) -> tuple[float, float | None]:
-    """Return the seconds per sample of one reader, and the gain of two threads."""
+    """Return the seconds per sample of one reader, and the speedup of two threads."""
     if isinstance(rows, SampleWriter):
         assert rows.facts.sample_s is not None
         return rows.facts.sample_s, None
@@ -213,7 +213,7 @@ def _time(rows: RowWriter, layout: Layout, options: LoaderOptions) -> tuple[floa
         return measure(rows, layout, threads=not is_isolated(rows))
     try:
         return read_apart(partial(measure, layout=layout, threads=True), rows, options)
-    except ConfigError:  # it cannot be sent to a process, and none will be forked after this
+    except ConfigError:  # it cannot be sent to a process, so none will be forked later
         return measure(rows, layout, threads=True)
 
 
@@ -235,5 +235,5 @@ def _count_workers(
 def _explain(inline_s: float, gain: float | None) -> str:
     time = f"{inline_s * 1e6:.0f} us per sample"
     if gain is None:
-        return f"{time} in one process, single samples are not made by threads"
+        return f"{time} in one process, threads do not read single samples"
     return f"{time} in the main thread, two threads are {gain:.1f} times as fast"

@@ -1,4 +1,4 @@
-"""The order of a loader, which follows its dataset and the ranks that share it."""
+"""Order of a loader for the current dataset and ranks."""
 
 import logging
 import os
@@ -21,16 +21,16 @@ log = logging.getLogger(__name__)
 
 
 class CurrentOrder:
-    """Order of the samples of a dataset, which may grow or be shared by more ranks between passes.
+    """Order of the samples of a dataset, whose length and ranks may change between passes.
 
     Args:
         dataset: The dataset.
         options: Options of its loader.
-        shuffle: Random order.
-        sampler: Indices in their order, in place of ours.
-        rank: This process, if somebody gave its number.
-        world_size: Number of processes, if somebody gave it.
-        stage: Use of the batches, if somebody said it.
+        shuffle: Shuffle the samples in each epoch.
+        sampler: Yields the sample indices in order, instead of the order of lit_data.
+        rank: Number of this process, if given.
+        world_size: Number of processes, if given.
+        stage: Purpose of the batches, if given.
 
     Attributes:
         is_evaluation: Each sample occurs exactly once over all ranks, see `EpochOrder`.
@@ -73,7 +73,7 @@ class CurrentOrder:
         )
 
     def read(self) -> EpochOrder:
-        """Return the order as the dataset and the ranks are now."""
+        """Return the order for the current dataset and ranks."""
         order = self._order
         ranks = find_ranks(*self._given)
         length = len(self._dataset) if order.sampled is None else len(order.sampled)
@@ -86,10 +86,10 @@ class CurrentOrder:
         return self._order
 
     def plan(self, batch_size: int) -> EpochOrder:
-        """Return the order for a pass in batches of a size.
+        """Return the order for a pass with a batch size.
 
         Raises:
-            ConfigError: The ranks cannot share it evenly, and nobody said what it is for.
+            ConfigError: The ranks cannot share it evenly, and no stage was given.
         """
         order = self.read()
         is_random = order.shuffle and order.sampled is None
@@ -103,10 +103,10 @@ class CurrentOrder:
 
 
 class Ranks(NamedTuple):
-    """This process among those that share the samples.
+    """Rank of this process, and the number of processes that share the samples.
 
     Attributes:
-        rank: Of this process, 0 <= rank < world_size.
+        rank: Rank of this process, 0 <= rank < world_size.
         world_size: Number of processes.
     """
 
@@ -115,10 +115,10 @@ class Ranks(NamedTuple):
 
 
 def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
-    """Return the ranks that somebody gave, else those of `torch.distributed` if its group is up.
+    """Return the given ranks, else those of `torch.distributed` if its group is initialized.
 
     Args:
-        rank: Of this process, if given.
+        rank: Number of this process, if given.
         world_size: Number of processes, if given.
     """
     group = Ranks(0, 1)
@@ -131,12 +131,12 @@ def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
 
 
 def check_ranks_known(rank: int | None, world_size: int | None) -> None:
-    """Check that processes which do not know of each other were told which they are.
+    """Check that a process without a process group has a rank.
 
-    A launcher that started several is a reason to warn: nothing else says that they belong together.
+    If a launcher started several processes, only a warning is logged, because they may be unrelated.
 
     Raises:
-        ConfigError: There are several, and this one has no number.
+        ConfigError: There are several processes, and this one has no rank.
     """
     if rank is not None or _has_group():
         return

@@ -12,19 +12,19 @@ Call = Callable[[], object]
 
 
 def read_clock(device: torch.device) -> float:
-    """Return the seconds of `time.perf_counter`, once a device has done all its work."""
+    """Return the seconds of `time.perf_counter` after a device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def time_in_turn(works: Mapping[str, Call], repeats: int, device: torch.device) -> dict[str, float]:
-    """Return the median seconds of each work, done in turn with the others after a warm-up.
+    """Return the median seconds of each function, called in turn with the others after a warm-up.
 
     Args:
-        works: The works by name.
-        repeats: Number of measurements of each.
-        device: Device that each work must have ended on.
+        works: The functions by name.
+        repeats: Number of measurements of each function.
+        device: Device whose work is part of the measured time.
     """
     seconds: dict[str, list[float]] = {name: [] for name in works}
     rounds = [*works.items()] * (repeats + 1)  # the first one warms up

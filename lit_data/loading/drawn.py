@@ -17,16 +17,16 @@ from lit_inspect.counts import counted
 class SamplerOrder:
     """Order of each epoch as a sampler of torch draws it.
 
-    The global generators of torch, NumPy and `random` are seeded for the draw and put back, so the
-    order is a pure function of seed and epoch, alike on all ranks, unless the sampler has a
+    The global generators of torch, NumPy and `random` are seeded for the draw and restored, so the
+    order is a pure function of seed and epoch, the same on all ranks, unless the sampler has a
     generator of its own.
 
     Args:
-        sampler: Indices of samples, with a length; ``set_epoch`` is called if there.
+        sampler: Yields sample indices and has a length; its ``set_epoch`` is called if it has one.
         dataset: Dataset of the samples.
 
     Raises:
-        ConfigError: It has no length, or no indices.
+        ConfigError: The sampler has no length, or no indices.
     """
 
     def __init__(self, sampler: Iterable[int], dataset: Any) -> None:  # noqa: ANN401 - any dataset
@@ -49,11 +49,11 @@ class SamplerOrder:
         return self._indices(seed, epoch)[positions]
 
     def digest(self, seed: int, epoch: int) -> int:
-        """Return a number that tells the order of an epoch from another one; never 0."""
+        """Return a checksum of the order of an epoch; never 0."""
         return zlib.crc32(self._indices(seed, epoch).tobytes()) | 1 << 32
 
     def draw(self, seed: int, epoch: int) -> Ints:
-        """Draw the order of an epoch, which holds until the next draw."""
+        """Draw the order of an epoch and keep it until the next draw."""
         with unchanged_generators():
             seed_generators(random_words(seed, Stream.SAMPLER, 0, epoch, 2)[0])
             indices = self._list(epoch)
@@ -97,10 +97,10 @@ def _as_array(drawn: list[Any]) -> Array:
 def check_sampler(
     sampler: Iterable[int] | None, shuffle: bool | None, world_size: int | None
 ) -> None:
-    """Refuse a sampler where the order, or the share of a rank, is decided twice.
+    """Refuse a sampler if the order, or the part of a rank, is already determined.
 
     Raises:
-        ConfigError: It comes with `shuffle`, or shares the samples over ranks itself.
+        ConfigError: It is combined with `shuffle`, or splits the samples over ranks itself.
     """
     if sampler is None:
         return
@@ -108,6 +108,6 @@ def check_sampler(
         raise ConfigError("sampler= and shuffle=True both set the order: remove one of them")
     if isinstance(sampler, DistributedSampler) and world_size != 1:
         raise ConfigError(
-            "a DistributedSampler shares the samples over ranks, as this loader does itself: "
+            "a DistributedSampler splits the samples over ranks, as this loader already does: "
             "remove it and set shuffle=True, or also give rank=0, world_size=1"
         )

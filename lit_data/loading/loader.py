@@ -47,46 +47,45 @@ from lit_data.loading.workers import Failure, Workers, write
 log = logging.getLogger(__name__)
 
 _FROM_SAMPLES = ("_rows", "_layout", "_staging")
-"""Attributes that were made from samples of the dataset."""
+"""Attributes that depend on samples of the dataset."""
 
 
 class MicroBatchLoader:
-    """Loader of batches that several workers write in place, in a reproducible order.
+    """Loader whose workers write micro-batches in place, in a reproducible order.
 
-    A plain iterable, not a `torch.utils.data.DataLoader`: Lightning re-creates those. The order of
-    an epoch and every random number of a sample depend on the seed, the epoch and the sample alone:
-    not on workers, micro-batches, batch size or ranks, so no worker can change them.
+    It is a plain iterable, not a `torch.utils.data.DataLoader`, because Lightning re-creates those.
+    The order of an epoch and all random numbers of a sample depend only on the seed, the epoch and
+    the sample, not on workers, micro-batches, batch size or ranks.
 
     Each pass is the next epoch, also after an interrupted pass.
-    `set_epoch` gives the next pass its epoch, which Lightning does through `sampler`; another pass
-    within an epoch of Lightning (``max_size_cycle``) has a different order.
+    `set_epoch` sets the epoch of the next pass; Lightning does that through `sampler`. Each further
+    pass within an epoch of Lightning (``max_size_cycle``) has a different order.
 
-    Several ranks share the samples: each reads its part of every step, without a
-    `DistributedSampler`.
+    Ranks share the samples: each rank reads its part of every step, without a `DistributedSampler`.
 
-    A batch is in staging memory, which is reused only when its last tensor is deleted.
+    A batch is in staging memory, which is reused only after its last tensor is deleted.
 
     Args:
-        dataset: One that writes rows (`lit_data.core.types.RowWriter`), or any map-style dataset.
-        options: Batch size, workers and the rest.
-        shuffle: Random order, new in each epoch; otherwise ascending.
-        sampler: Indices of the samples of a pass in their order, as torch's samplers give them;
-            ranks share them. It draws from global generators that are seeded by seed and epoch.
+        dataset: A dataset that writes rows (`lit_data.core.types.RowWriter`), or any map-style one.
+        options: Batch size, workers and other options.
+        shuffle: Shuffle the samples in each epoch; otherwise the order is ascending.
+        sampler: Yields the sample indices of a pass in order, as torch's samplers do; ranks share
+            them. The global generators that it draws from are seeded by seed and epoch.
         rank: Rank of this process; by default that of `torch.distributed` if its process group is
             initialized when a pass begins, else 0.
         world_size: Number of processes, with the same default; with ``rank=0, world_size=1`` each
             process reads everything.
-        collate_fn: As in torch's DataLoader: makes a batch from a list of samples of any kind and
-            size, in a worker; `list` keeps them as they are. By default samples are stacked in
-            place, which is several times faster.
-        worker_init_fn: Called with its number in each worker process, before the first sample; not
-            without processes, as in torch.
-        stage: Use of the batches. For val, test and predict each sample occurs exactly once over
-            all ranks, for train all ranks take equally many steps; by default both, or an error if
-            both are not possible.
-        repeats: Every pass is one of epoch 0, with the same random numbers, unless `set_epoch` is
-            called; the default for val, test and predict. Without a `stage` passes differ, as with
-            torch's DataLoader.
+        collate_fn: Makes a batch from a list of samples of any kind and size in a worker, as in
+            torch's DataLoader; `list` returns the samples unchanged. By default samples are
+            stacked in place, which is several times faster.
+        worker_init_fn: Called in each worker process with its number, before the first sample; not
+            called without worker processes, as in torch.
+        stage: Purpose of the batches. For val, test and predict each sample occurs exactly once over
+            all ranks; for train all ranks take the same number of steps. Without a stage,
+            `shuffle=True` means train; any other order fulfills both conditions or raises an error.
+        repeats: Each pass is epoch 0, with the same random numbers, unless `set_epoch` is called;
+            the default for val, test and predict. Without a `stage` passes differ, as with torch's
+            DataLoader.
         **torch_options: Arguments of torch's DataLoader instead of `options`, see `TorchOptions`.
 
     Attributes:
@@ -94,14 +93,14 @@ class MicroBatchLoader:
         sampler: Object through which a Trainer sets the epoch.
         count_trained: Returns (epoch, batches trained in it) if it is known, as with a Trainer;
             otherwise every returned batch counts as trained.
-        device: A CUDA device to which batches are copied one ahead (`lit_data.loading.transfer`);
-            None leaves that to the consumer.
-        assemble_s: Seconds spent on returning batches so far, without waiting for workers.
+        device: CUDA device to which the next batch is copied in advance
+            (`lit_data.loading.transfer`); with None the consumer copies batches.
+        assemble_s: Seconds spent so far on returning batches, without waiting for workers.
 
     Raises:
         ConfigError: The dataset cannot be read by index, is empty or smaller than the number of
             ranks, or its samples cannot be put into a batch; or the ranks cannot share the global
-            batch evenly; or `collate_fn` comes with `micro_batch_size`, or with a dataset that
+            batch evenly; or `collate_fn` is combined with `micro_batch_size`, or with a dataset that
             writes rows; or two arguments contradict each other.
     """
 
@@ -160,7 +159,7 @@ class MicroBatchLoader:
 
     @property
     def order(self) -> EpochOrder:
-        """Order of the samples, as the dataset and the ranks are now."""
+        """Order of the samples for the current dataset and ranks."""
         return self._orders.read()
 
     @property
@@ -170,7 +169,7 @@ class MicroBatchLoader:
 
     @property
     def batch_sampler(self) -> Any:  # noqa: ANN401 - a class of Lightning
-        """Return what Lightning's ``predict`` takes the indices of each batch from; None without Lightning."""
+        """Return the object from which Lightning's ``predict`` reads indices of batches; None without Lightning."""
         return record_indices(self._progress, self._order)
 
     @property
@@ -197,21 +196,21 @@ class MicroBatchLoader:
 
     @property
     def batch_sizes(self) -> Collection[int]:
-        """Sizes that batches of this rank can have; empty where they may change."""
+        """Possible sizes of this rank's batches; empty if the batch size may change."""
         if self._is_elastic():
             return ()
         return self.order.list_sizes(self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Give the next pass the order and the random numbers of this epoch."""
+        """Set the epoch of the next pass, which determines its order and its random numbers."""
         self.epoch = epoch
         self._epochs_per_pass = 1
 
     def _begin_epoch(self, epoch: int) -> None:
-        """Follow a Trainer, which tells each epoch: a pass in between is no epoch to come."""
+        """Set the epoch that a Trainer announces; further passes within it use no later epoch."""
         check_unread(self._progress, self._handed_out)
         if self._fetched_ahead is None:
-            # It fetches from loaders that have no length, or stand beside such, before it tells.
+            # A Trainer fetches first if this loader, or one next to it, has no length.
             self._fetched_ahead = self._handed_out
         if not self.repeats:
             if self._resumed is None or self._resumed.epoch % CYCLE != epoch:
@@ -219,13 +218,13 @@ class MicroBatchLoader:
             self._epochs_per_pass = CYCLE
 
     def __len__(self) -> int:
-        """Return the batches of a whole epoch, those before an interruption included.
+        """Return the number of batches in a whole epoch, including those before an interruption.
 
         Raises:
-            TypeError: The number can change within the epoch: the loader is resizable, or goes on
+            TypeError: The number can change within the epoch: the loader is resizable, or resumes
                 inside an epoch with another batch size or number of ranks. Lightning then asks for
-                batches until there are none; with a length that changes it would leave out samples
-                or validation.
+                batches until there are none; if a length changed, it would skip samples or
+                validation.
         """
         if self._is_elastic():
             raise TypeError("this loader has no length: its batch size can change within an epoch")
@@ -255,10 +254,10 @@ class MicroBatchLoader:
     def read(self, positions: Ints, epoch: int) -> Any:  # noqa: ANN401 - the structure of a sample
         """Return the samples at some positions of an epoch's order as one batch.
 
-        For a few samples: no worker reads them.
+        Meant for a few samples, because it uses no workers.
         """
         rows, samples = self._rows, len(positions)
-        # Nothing may be open here of a dataset whose workers are processes.
+        # A dataset must not have files open here if its workers are processes.
         is_apart = not maps_files(rows) and self.choice.kind == "process"
         slot = Slot(self._layout, samples, shared=is_apart, pinned=None)
         slot.arrays[INDICES][:] = self.order.at(positions, epoch)
@@ -270,21 +269,21 @@ class MicroBatchLoader:
         return self._hand_out(staging, slot, samples, answer or {})
 
     def close(self) -> None:
-        """End the workers; the next pass starts others, which see the dataset as it is then."""
+        """End the workers; the next pass starts new ones, which see the current dataset."""
         workers, self._workers = self._workers, None
         if workers is not None:
             workers.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the samples trained so far: a few plain numbers.
+        """Return the position in training as a few plain numbers.
 
-        Any number of ranks and workers can resume from them.
+        Any number of ranks and workers can resume from it.
         """
         progress = self._progress or self._start(self.epoch)
         order = self._order if self._progress else self.order
         epoch, batches = progress.epoch, progress.batches
         if self.count_trained is not None:
-            # Batches that were handed out ahead of the step are not trained yet.
+            # Batches that were fetched before their step are not trained yet.
             epoch, batches = self.count_trained()
         elif self._assembly is not None:
             batches = max(0, batches - (self._fetched_ahead or 0))
@@ -294,15 +293,15 @@ class MicroBatchLoader:
         return LoaderState.within(order, epoch, position, batches, self.batch_size).to_plain()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume where a state was taken; the batch size stays that of this loader.
+        """Resume from a state; the loader keeps its own batch size.
 
         Raises:
             StoreError: This is not the state of a loader.
-            ConfigError: It was taken inside an epoch of another order, or of another known length.
+            ConfigError: It was saved inside an epoch with another order, or another known length.
         """
         resumed = LoaderState.from_plain(state)
         if self.count_trained is not None and resumed == self._resumed:
-            return  # the Trainer gives once more what its datamodule has given
+            return  # the Trainer loads again what its datamodule has loaded
         resumed.check_fits(self.order)
         if self._has_told_length and not self.resizable:
             resumed.check_length(self.batch_size, self.order.world_size)
@@ -316,19 +315,19 @@ class MicroBatchLoader:
 
     @cached_property
     def choice(self) -> Choice:
-        """Kind and number of workers, and why; the first call measures where `auto` stands."""
+        """Kind and number of workers, and the reason; the first access measures if one is `auto`."""
         return choose_workers(
             self._rows, self._layout, self.options, self.order.world_size, self.stage or ""
         )
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes of a sample in the staging memory; 0 where a `collate_fn` makes the batches."""
+        """Bytes of a sample in the staging memory; 0 if a `collate_fn` makes the batches."""
         return 0 if self.collate_fn is not None else self._layout.count_bytes(1)
 
     @cached_property
     def side_stream(self) -> SideStream:
-        """Copies ahead to the device."""
+        """Stream that copies batches to the device in advance."""
         assert self.device is not None
         return SideStream(self.device)
 
@@ -343,7 +342,7 @@ class MicroBatchLoader:
         try:
             for task, answer in workers.run(assembly, depth):
                 batch = assembly.receive(task, answer)
-                if batch is None:  # micro-batches of it are missing still
+                if batch is None:  # some of its micro-batches are missing
                     continue
                 samples_read += batch.samples
                 fetching.advance(samples_read)
@@ -358,7 +357,7 @@ class MicroBatchLoader:
             self._end_iteration(assembly)
 
     def _begin_pass(self) -> EpochProgress:
-        """Fix the order of a pass, and the epoch of the next one; return where it begins."""
+        """Set the order of a pass and the epoch of the next one; return the start of the pass."""
         order = self._orders.plan(self.batch_size)
         self._orders.check_ranks()
         progress = self._start(self.epoch)
@@ -375,7 +374,7 @@ class MicroBatchLoader:
     def _open_workers(self) -> Workers:
         if self.choice.kind != "process":
             check_sources(self._rows)
-        # They stay for the next epoch: starting processes takes longer than many a batch.
+        # Workers stay for the next epoch, because starting processes takes longer than a batch.
         if self._workers is None:
             self._workers = open_workers(
                 self._rows, self._layout, self.choice, self.options, self.worker_init_fn
@@ -395,7 +394,7 @@ class MicroBatchLoader:
         return self._assembly
 
     def _forget_old_samples(self) -> None:
-        """End workers and forget the form of the samples if the dataset was changed since the last pass."""
+        """End the workers and discard the layout of samples if the dataset has changed since the last pass."""
         marks = look_at(self._order.length, self.dataset, self.collate_fn)
         if self._marks and marks != self._marks and not self._still_serves():
             self.close()
@@ -404,21 +403,21 @@ class MicroBatchLoader:
         self._marks = marks
 
     def _still_serves(self) -> bool:
-        """Return True if a dataset that was changed is not copied, and has samples of the same form."""
+        """Return True if a changed dataset is not copied to workers and its samples have the same layout."""
         if self.choice.kind == "process":
             return False
         return dict(self._make_rows().fields) == self._layout.fields
 
     def _count_tasks_ahead(self) -> int:
-        """Return the micro-batches that are under way beside the one waited for.
+        """Return the number of micro-batches in progress, besides the one that is needed next.
 
         Raises:
-            ConfigError: Their batches do not fit into memory.
+            ConfigError: The batches do not fit into memory.
         """
         tasks_per_batch = math.ceil(self.batch_size / self._count_rows(self.batch_size))
-        # With small batches too each worker has something to do.
+        # Each worker has something to do, also if batches are small.
         depth = max(self.options.prefetch_batches * tasks_per_batch, self.choice.workers)
-        # Beside the batches ahead there is one that is written, and one that is in use.
+        # In addition to the batches ahead, one is being written and one is in use.
         check_room(self._layout, self.batch_size, math.ceil(depth / tasks_per_batch) + 2)
         return depth
 
@@ -433,7 +432,7 @@ class MicroBatchLoader:
         if isinstance(self._rows, SampleWriter):
             batch = self._rows.build(batch, texts)
         if self.collate_fn is not None and self.options.pins_memory:
-            batch = pin_tensors(batch)  # they lie outside of the staging memory
+            batch = pin_tensors(batch)  # they are outside of the staging memory
         self.assemble_s += time.perf_counter() - began_s
         return batch
 
@@ -450,7 +449,7 @@ class MicroBatchLoader:
             return  # another iteration has taken over the workers
         self._assembly = None
         if not self._keeps_workers:
-            # Evaluation comes once in an epoch: its workers would only hold memory meanwhile.
+            # Evaluation runs once in an epoch: until then its workers would only use memory.
             self.close()
 
     def _is_elastic(self) -> bool:
@@ -471,7 +470,7 @@ class MicroBatchLoader:
 
     def _make_rows(self) -> RowWriter:
         options = self.options
-        if self.has_chosen:  # samples of a dataset that was changed: the workers stay
+        if self.has_chosen:  # the dataset has changed: its workers stay
             options = replace(options, worker_kind=self.choice.kind)
         return as_rows(self.dataset, options, self.collate_fn, self.worker_init_fn)
 

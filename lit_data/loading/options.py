@@ -27,8 +27,8 @@ class LoaderOptions:
     """Options of a `MicroBatchLoader`, validated when they are created.
 
     For example, a batch of 32 with micro-batches of 8 is written by up to four workers at once,
-    each into its own rows. None of these options changes a sample. With the same batch size, only
-    `locality` changes batches.
+    each into its own rows. Only `seed` changes samples. With the same seed and batch size, only
+    `locality` and `drop_last` change batches.
 
     Args:
         batch_size: Samples per batch and rank.
@@ -36,19 +36,19 @@ class LoaderOptions:
             rank takes an equal part.
         micro_batch_size: Samples that a worker writes at a time; at most a whole batch. For `auto`
             see `lit_data.loading.choice.Choice.count_rows`.
-        num_workers: Workers; 0 is the main thread, for `auto` see
+        num_workers: Number of workers; 0 reads in the main thread, for `auto` see
             `lit_data.loading.choice.choose_workers`.
-        worker_kind: `inline` (the main thread), `thread`, `process`, or `auto`: as a short
-            measurement says.
-        start_method: How processes start; `auto` is the default of this Python.
+        worker_kind: `inline` (the main thread), `thread`, `process`, or `auto`, which measures
+            briefly and chooses.
+        start_method: Start method of worker processes; `auto` is the default of this Python.
         resizable: `loader.batch_size = n` takes effect with the next batch; such a loader has no
             length.
         prefetch_batches: Batches prepared ahead of the one in use.
-        pin_memory: Page-locked batches, which are copied to a GPU without blocking, if CUDA is
-            present; `auto` does not warn if it is not.
+        pin_memory: Page-lock batches if CUDA is available, so that copies to the GPU do not block;
+            `True` warns if it is not available, `auto` does not.
         locality: `none` shuffles all samples; `image`, for datasets larger than memory, shuffles as
             many images at a time as fit into `window_bytes`, so each is read from disk once per
-            epoch; `auto` does that for a set of shards that does not fit its local cache.
+            epoch; `auto` is `image` for shards that do not fit into their local cache, else `none`.
         window_bytes: See `locality`.
         seed: Seed of the order and of every random number of a sample, 0 <= seed < 2**64.
         drop_last: Drop the last batch of an epoch if it is short.
@@ -90,14 +90,14 @@ class LoaderOptions:
 
     @property
     def pins_memory(self) -> bool:
-        """Return True if batches are page-locked here."""
+        """Return True if batches are page-locked in this process."""
         return self.pin_memory is not False and torch.cuda.is_available()
 
     def count_batch(self, world_size: int) -> int:
-        """Return the samples per batch of each of so many ranks.
+        """Return the samples per batch and rank.
 
         Raises:
-            ConfigError: They cannot share the global batch evenly.
+            ConfigError: The ranks cannot share the global batch evenly.
         """
         if self.global_batch_size is None:
             return self.batch_size

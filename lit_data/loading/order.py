@@ -1,4 +1,4 @@
-"""Order of the samples: a pure function of (seed, epoch), shared out over ranks step by step."""
+"""Order of the samples: a pure function of (seed, epoch), split over ranks step by step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ _BLOCK = 4096
 
 
 class Windows:
-    """Random order among a few runs at a time.
+    """Random order that mixes a few runs of samples at a time.
 
-    The runs come in random order, and their samples are mixed within shuffle windows. A window is
-    as many runs as take `window_bytes`, at least one. The position of a sample depends on the seed
-    and the epoch alone; two samples of one run are never further apart than a window.
+    The runs come in random order, and their samples are shuffled within windows. A window has as
+    many runs as fit into `window_bytes`, at least one. The position of a sample depends only on the
+    seed and the epoch. Two samples of one run are never farther apart than a window.
 
     Args:
-        runs: Samples that lie together; no run is empty. Where that changes with the epoch, a
-            function of it.
+        runs: Samples that are stored together, no run being empty; or a function of the epoch that
+            returns them, if they change with it.
         window_bytes: Bytes that fit into memory.
     """
 
@@ -47,11 +47,11 @@ class Windows:
         for window in np.unique(window_of).tolist():
             inside = window_of == window
             begin, end = edges[window], edges[window + 1]
-            # A seed for each window: else all of one length would be mixed alike.
+            # Each window has its own seed; otherwise windows of one length would have the same order.
             low, high = random_words(seed, Stream.WINDOWS, window, epoch, 2)[0].tolist()
             order = shuffled(positions[inside] - begin, end - begin, low | high << 32, epoch)
             mixed[inside] = begin + order
-        # From positions among the runs in their random order to samples as the dataset counts them.
+        # From positions in the random order of the runs to the dataset's sample numbers.
         run = np.searchsorted(plan.ends, mixed, side="right")
         samples: Ints = plan.offsets[run] + mixed
         return samples if plan.samples is None else plan.samples[samples]
@@ -65,10 +65,10 @@ class _Plan(NamedTuple):
 
     Attributes:
         ends: [R] position at which each run ends, in the order of the epoch.
-        offsets: [R] added to a position within a run, gives the number of its sample among those of
-            all runs.
-        first: [windows] first position of each.
-        samples: As `SampleRuns` has them.
+        offsets: [R] number to add to a position in a run, to get the number of its sample among
+            those of all runs.
+        first: [windows] first position of each window.
+        samples: As in `SampleRuns`.
     """
 
     ends: Ints
@@ -90,13 +90,13 @@ class _Plan(NamedTuple):
 
 
 def _number_windows(before: Ints, window_bytes: int, runs: SampleRuns) -> Ints:
-    """Return the window of each run, [R], by the bytes before it.
+    """Return the window of each run, [R], given the bytes before it.
 
-    Windows that must be fetched grow: the first takes one run, each next one twice as much.
+    If shards are fetched, the windows grow: the first has one run, each next one twice as many bytes.
     """
     if runs.most_bytes is None:
         return before // window_bytes
-    # Windows of 1, 2, 4, ... mean runs end at 1, 3, 7, ... of them; then all are of window_bytes.
+    # Windows of 1, 2, 4, ... mean runs end at 1, 3, 7, ... runs; later ones have window_bytes.
     least = max(1, min(int(runs.nbytes.mean()), window_bytes))
     small = least * (2 ** np.arange(int(np.log2(window_bytes / least)) + 1) - 1)
     edges = np.arange(int(small[-1]), int(before[-1]) + 2 * window_bytes, window_bytes)
@@ -104,14 +104,14 @@ def _number_windows(before: Ints, window_bytes: int, runs: SampleRuns) -> Ints:
 
 
 def find_windows(dataset: object, options: LoaderOptions) -> Windows | None:
-    """Return the windows of a random order; none where samples may come from anywhere.
+    """Return the windows of a random order; None if all samples are shuffled together.
 
     Args:
-        dataset: The dataset, with ``runs`` if it has some.
+        dataset: The dataset; its ``runs`` name the samples that are stored together.
         options: Options of its loader.
 
     Raises:
-        ConfigError: The dataset needs windows and has none, or must not have them.
+        ConfigError: Windows are needed and the dataset has no runs, or are needed and turned off.
     """
     needs_windows: bool = getattr(dataset, "needs_windows", False)
     if needs_windows and options.locality == "none":
@@ -140,27 +140,27 @@ def find_windows(dataset: object, options: LoaderOptions) -> Windows | None:
 class EpochOrder:
     """Order of an epoch's samples, computed block by block, and the part of a rank in each step.
 
-    A step takes the next positions of the epoch's order for all ranks together, and rank r gets
-    every world_size-th of them, from the r-th on. So the consumed samples are always a beginning of
-    the order, whatever the number of ranks and the batch size, and an epoch can go on from any
-    position with others.
+    A step takes the next positions of the epoch's order for all ranks together. Rank r gets every
+    world_size-th of them, starting with the r-th. The samples that were used are therefore always
+    the first ones of the order, and an epoch can resume at any position with another number of
+    ranks and another batch size.
 
-    Training ranks take equally many steps: where fewer samples than ranks would be left over for
-    one more step, the step before gives some away. With a batch size of 1 it has none to give, and
-    those few (another choice in each epoch of a random order) are left out. In evaluation each
-    sample occurs exactly once over all ranks.
+    In training all ranks take the same number of steps. If fewer samples than ranks would be left
+    for a last step, the step before it is made smaller. With a batch size of 1 that is impossible,
+    and the samples that are left are dropped: others in each epoch of a random order. In evaluation
+    each sample occurs exactly once over all ranks.
 
     Args:
         length: Samples in the dataset.
-        shuffle: Random order, new in each epoch; otherwise ascending.
+        shuffle: Shuffle the samples in each epoch; otherwise the order is ascending.
         seed: 0 <= seed < 2**64.
-        rank: This process, 0 <= rank < world_size.
+        rank: Number of this process, 0 <= rank < world_size.
         world_size: Number of processes.
-        evaluation: The last step may be one of some ranks; otherwise all take equally many steps. By
-            default so for an ascending order.
-        drop_last: Leave out the last step of an epoch when it is short.
-        windows: Windows in which samples that lie together stay close; by default none do.
-        sampled: Order that a sampler draws, in place of ours.
+        evaluation: Only some ranks may have a last step; otherwise all take the same number of
+            steps. The default is True for an ascending order.
+        drop_last: Drop the last step of an epoch if it is short.
+        windows: Windows in which samples that are stored together stay close, if any.
+        sampled: Order that a sampler draws, instead of a random or ascending one.
 
     Raises:
         ConfigError: There are no samples, or fewer than ranks, or the rank is out of range.
@@ -190,7 +190,7 @@ class EpochOrder:
 
     @property
     def equal_steps(self) -> bool:
-        """Return True if all ranks take equally many steps."""
+        """Return True if all ranks take the same number of steps."""
         return self.shuffle if self.evaluation is None else not self.evaluation
 
     @property
@@ -199,7 +199,7 @@ class EpochOrder:
         return self.windows.window_bytes if self.windows else 0
 
     def take(self, position: int, batch_size: int) -> int:
-        """Return the positions that the step takes for all ranks together; 0 at the end."""
+        """Return how many positions the step takes for all ranks together; 0 at the end."""
         left = self.length - position
         full = self.world_size * batch_size
         if left < full:
@@ -208,16 +208,16 @@ class EpochOrder:
         if not self.equal_steps or self.drop_last:
             return full
         if 0 < left - full < self.world_size and batch_size > 1:
-            # Gives some away, so that the last step has a sample for each rank.
+            # A smaller step leaves a sample for each rank in the last step.
             return left - self.world_size
         return full
 
     def count(self, taken: int) -> int:
-        """Return the samples of this rank in a step that takes so many positions."""
+        """Return the number of this rank's samples in a step that takes `taken` positions."""
         return len(range(self.rank, taken, self.world_size))
 
     def steps(self, position: int, batch_size: int) -> int:
-        """Return the batches of this rank from `position` to the end of the epoch."""
+        """Return the number of this rank's batches from `position` to the end of the epoch."""
         full, rest = divmod(self.length - position, self.world_size * batch_size)
         if self.drop_last or not rest:
             return full
@@ -234,26 +234,26 @@ class EpochOrder:
             self.sampled.draw(self.seed, epoch)
 
     def digest(self, epoch: int) -> int:
-        """Return a number that tells what a sampler drew for an epoch; 0 without one."""
+        """Return a checksum of the order that a sampler drew for an epoch; 0 without a sampler."""
         return 0 if self.sampled is None else self.sampled.digest(self.seed, epoch)
 
     def describe(self) -> str:
-        """Return it in words, which Lightning quotes where it cannot turn off the shuffling."""
+        """Return a description, which Lightning quotes if it cannot turn off shuffling."""
         words = f"{self.length} samples, shuffle={self.shuffle}"
         if self.shuffle:
             words += ", which overfit_batches cannot turn off: give shuffle=False"
         return words
 
     def list_sizes(self, batch_size: int) -> set[int]:
-        """Return the sizes that batches of this rank have in an epoch."""
+        """Return the possible sizes of this rank's batches in an epoch."""
         sizes = {batch_size, self.count(self.length % (self.world_size * batch_size))}
         if self.equal_steps and self.world_size > 1:
-            # The last full step may give samples away, so that every rank has one more step.
+            # The last full step may be smaller, so that every rank has one more step.
             sizes |= {batch_size - 1, 1}
         return sizes - {0}
 
     def check_shares(self, batch_size: int) -> None:
-        """Refuse to leave out samples where nobody said that this is an order of training.
+        """Refuse to drop samples if the order is not known to be one of training.
 
         Raises:
             ConfigError: Batches of one sample cannot be shared evenly by the ranks.
@@ -272,7 +272,7 @@ class EpochOrder:
         return self.at(np.arange(first, end, self.world_size, dtype=np.int64), epoch)
 
     def at(self, positions: Ints, epoch: int) -> Ints:
-        """Return the sample indices at positions of the epoch's order, of any rank."""
+        """Return the sample indices at positions of the epoch's order, for any rank."""
         if self.sampled is not None:
             return self.sampled.at(positions, self.seed, epoch)
         if not self.shuffle:
@@ -285,7 +285,7 @@ class EpochOrder:
 class OrderReader:
     """Reader of one epoch's order, step by step.
 
-    Indices are computed for many steps at once, which costs little more.
+    Indices are computed for many steps at once, which costs little more than for one.
 
     Args:
         order: The order.
@@ -301,7 +301,7 @@ class OrderReader:
         """Return the same as `EpochOrder.indices` for the step at `position`."""
         world_size = self.order.world_size
         count = self.order.count(taken)
-        # A step that took no multiple of the ranks leaves the block: its rows are of other steps.
+        # The block serves only steps at multiples of the ranks: its other indices are of other ranks.
         first, off_grid = divmod(position - self._start, world_size)
         if off_grid or not 0 <= first <= len(self._block) - count:
             ahead = min(max(taken, _BLOCK * world_size), self.order.length - position)
@@ -312,11 +312,11 @@ class OrderReader:
 
 
 class ChosenRows:
-    """Some samples of a dataset that writes rows.
+    """A subset of a dataset that writes rows.
 
     Args:
         dataset: All samples.
-        numbers: Numbers of the samples to give, in their order.
+        numbers: Numbers of the samples of the subset, in order.
     """
 
     def __init__(self, dataset: RowWriter, numbers: Sequence[int]) -> None:

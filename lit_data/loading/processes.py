@@ -1,4 +1,4 @@
-"""Worker processes, each at the end of a pipe that only small numbers cross: both ends of it."""
+"""Worker processes and the main process's side of them: pipes carry only small messages."""
 
 import atexit
 import errno
@@ -39,28 +39,28 @@ from lit_inspect.counts import counted
 
 _GRACE_S = 1.0
 Message = tuple[int, int, int, Handle, int, int, int, int, int]
-"""Numbers of a task, its slot and the oldest slot that exists; memory and samples of the slot;
-first row, end, epoch, plan."""
+"""Numbers of a task, its slot and the oldest slot that exists; memory and size of the slot;
+first row, end row, epoch, plan."""
 
 CLOSING, PLAN = 0, 1
-"""Columns of the main process's line: 1 if workers end; tasks of plans below this are void."""
+"""Columns of the main process's line: 1 if workers must end; the lowest plan that is valid."""
 PID, SLOT, FIRST, STOP = range(4)
-"""Columns of a worker's line: process, slot and rows that it writes; slot -1 while it waits."""
+"""Columns of a worker's line: its process, and the slot and rows it writes; slot -1 if it waits."""
 
 _FILES = 24
 _FILES_PER_WORKER = 4
-"""Open files that the workers need at most: together, and each (pipe, sentinel, memory)."""
+"""Most open files that the workers need: in common, and for each one (pipe, sentinel, memory)."""
 
 _open: "weakref.WeakSet[ProcessWorkers]" = weakref.WeakSet()
 
 
 class Board:
-    """A few numbers that all processes see.
+    """A few numbers that all processes share.
 
-    Line 0 is written by the main process, line i + 1 by worker i.
+    The main process writes line 0, worker i writes line i + 1.
 
     Args:
-        workers: How many workers.
+        workers: Number of workers.
     """
 
     def __init__(self, workers: int) -> None:
@@ -74,18 +74,18 @@ class Board:
         self.lines = _view_board(attach(handle, writable=True))
 
     def set(self) -> None:
-        """Let the workers end."""
+        """Signal the workers to end."""
         self.lines[0, PLAN] = np.iinfo(np.int64).max
         self.lines[0, CLOSING] = 1
 
 
 class RowReader:
-    """Writer of the rows that a message names.
+    """Writer of the rows that a message requests.
 
     Args:
-        dataset: Writes the samples.
+        dataset: The dataset, which writes the samples.
         layout: Layout of a slot.
-        board: The worker's line of it says which rows are being written.
+        board: Its line of this worker shows which rows are being written.
         worker_init_fn: Called in each worker before its first sample.
     """
 
@@ -103,12 +103,12 @@ class RowReader:
         self._slots: dict[int, dict[str, Array]] = {}
 
     def read(self, message: Message, worker: int) -> Texts | Failure:
-        """Write the rows of a message; return what does not fit into rows, or the failure."""
+        """Write the rows of a message; return the values that do not fit into rows, or the failure."""
         _, serial, oldest, handle, samples, first, stop, epoch, plan = message
         lines = self.board.lines
         line = lines[worker + 1]
         if plan < lines[0, PLAN]:
-            return None  # the plan was given up, and the slot may be gone
+            return None  # the plan was discarded, and the slot may no longer exist
         line[:] = os.getpid(), serial, first, stop
         self._slots = {number: arrays for number, arrays in self._slots.items() if number >= oldest}
         if serial not in self._slots:
@@ -120,25 +120,25 @@ class RowReader:
 
 
 def serve(reader: RowReader, worker: int, workers: int, pipe: Connection) -> None:
-    """Be a worker: answer each message with its number and the result.
+    """Run a worker: answer each message with its number and the result.
 
     Args:
-        reader: Writes the rows.
+        reader: Writer of the rows.
         worker: Number of this worker.
         workers: Number of all workers.
-        pipe: To the main process.
+        pipe: Pipe to the main process.
     """
     _set_up(reader, worker, workers)
     if reader.worker_init_fn is not None:
         reader.worker_init_fn(worker)
-    pipe.send(None)  # this process listens
+    pipe.send(None)  # this process is ready
     while True:
         message: Message = pipe.recv()
         pipe.send((message[0], reader.read(message, worker)))
 
 
 def _set_up(reader: RowReader, worker: int, workers: int) -> None:
-    """Say who this worker is, and end at SIGTERM only if the main process closes the workers."""
+    """Register this worker on the board; SIGTERM ends it only if the main process closes the workers."""
     return_freed_memory()
     lines = reader.board.lines
     lines[worker + 1] = os.getpid(), -1, 0, 0
@@ -161,14 +161,14 @@ def _view_board(memory: Any) -> Array:  # noqa: ANN401 - an mmap
 def find_ended(processes: list[BaseProcess], wait_s: float) -> list[BaseProcess]:
     """Return the processes that have ended, by their sentinels.
 
-    An exit code is lost where a signal strikes as it is read.
+    An exit code can be lost if a signal arrives while it is read.
     """
     ready = wait([process.sentinel for process in processes], wait_s)
     return [process for process in processes if process.sentinel in ready or not process.is_alive()]
 
 
 def send_signal(number: signal.Signals, processes: list[BaseProcess]) -> None:
-    """Send a signal to the processes that live, and wait a little for their end."""
+    """Send a signal to the running processes, and wait briefly for their end."""
     ended = find_ended(processes, 0)
     for process in processes:
         if process in ended or process.pid is None:
@@ -184,17 +184,16 @@ class ProcessWorkers:
     """Worker processes that write into slots of shared memory.
 
     They ignore Ctrl-C and SIGTERM, which reach a whole process group, until the main process ends
-    them; they end by themselves within seconds of its death. One that dies or hangs is noticed when
-    the main thread waits for an answer, by the sentinels of the processes, and at no other moment:
-    never in the middle of a training step.
+    them. If the main process ends first, they end within seconds. A worker that ends or hangs is
+    detected while the main thread waits for an answer, never in the middle of a training step.
 
     Args:
-        dataset: Sent to each worker once.
-        layout: Layout of its fields.
+        dataset: The dataset, which is sent to each worker once.
+        layout: Layout of the dataset's fields.
         workers: Number of processes.
         start_method: `fork`, `forkserver`, `spawn`, or `auto` for the default of this Python.
         timeout_s: Longest wait for one micro-batch; then the workers are killed.
-        worker_init_fn: Called with the number of a worker in it, before its first sample.
+        worker_init_fn: Called in each worker with its number, before its first sample.
     """
 
     def __init__(
@@ -216,12 +215,12 @@ class ProcessWorkers:
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
         self._selector = selectors.DefaultSelector()
-        # In order; also those that a broken-off epoch left under way.
+        # In order; also the tasks that an interrupted epoch left in progress.
         self._issued: dict[int, RowTask] = {}
         self._answers: dict[int, Texts | Failure] = {}
         self._count = 0
-        # The finalizer keeps these alive, so that they are intact when this object goes, alone or
-        # in a cycle.
+        # The finalizer keeps these alive, so that they are intact when this object is deleted, alone
+        # or in a cycle.
         self._end = weakref.finalize(
             self, _end, os.getpid(), self.board, self._processes, self._pipes, self._selector
         )
@@ -231,7 +230,7 @@ class ProcessWorkers:
         """Hand out the tasks, to each worker in turn, and wait for the answers.
 
         Raises:
-            WorkerDiedError: A worker died, took longer than the timeout, or could not be started.
+            WorkerDiedError: A worker ended, took longer than the timeout, or could not be started.
         """
         if not self._processes:
             self._start()
@@ -247,11 +246,11 @@ class ProcessWorkers:
             yield self._issued.pop(number), self._answers.pop(number)
 
     def close(self) -> None:
-        """End the processes: at once those that listen, by force those that hang or are stopped."""
+        """End the processes; those that hang or are stopped are killed."""
         self._end()
 
     def _start(self) -> None:
-        """Start the processes and wait until they listen."""
+        """Start the processes and wait until they are ready."""
         limit, open_files = count_files()
         if open_files + _FILES + _FILES_PER_WORKER * self.workers > limit:
             raise WorkerDiedError(_describe_files(self.workers))
@@ -296,11 +295,11 @@ class ProcessWorkers:
         )
         self._issued[self._count] = task
         self._count += 1
-        with suppress(BrokenPipeError):  # the worker is dead, which its sentinel says
+        with suppress(BrokenPipeError):  # the worker has ended, as its sentinel shows
             self._pipes[worker].send(message)
 
     def _forget_stale(self) -> None:
-        """Wait for the tasks of a broken-off epoch; workers leave out those they have not begun."""
+        """Wait for the tasks of an interrupted epoch; workers skip those that they have not begun."""
         if self._issued:
             self.board.lines[0, PLAN] = max(task.plan for task in self._issued.values()) + 1
         for number in list(self._issued):
@@ -313,10 +312,10 @@ class ProcessWorkers:
             self._receive(deadline_s)
 
     def _receive(self, deadline_s: float) -> int:
-        """Take in the messages that have arrived, at least one, and return their number.
+        """Receive all messages that have arrived, at least one, and return their number.
 
         Raises:
-            WorkerDiedError: A worker is gone, or nothing came in time.
+            WorkerDiedError: A worker has ended, or no message arrived in time.
         """
         ready = self._selector.select(max(0.0, deadline_s - time.monotonic()))
         if not ready:
@@ -336,7 +335,7 @@ class ProcessWorkers:
         first = self._find_first_dead()
         check: Any = getattr(self.dataset, "check_sources", None)
         if first.exitcode == -signal.SIGBUS and check:
-            check()  # a file that was cut short is the better message
+            check()  # a truncated file gives a better message
         end, hint = describe_end(first.exitcode)
         samples = self._describe_held(first.pid or 0)
         if not samples and (first.exitcode or 0) > 0:
@@ -349,10 +348,10 @@ class ProcessWorkers:
         ) from error
 
     def _find_first_dead(self) -> BaseProcess:
-        """Return a process that failed; else one that ended; else, if no sentinel says so, any."""
+        """Return a process that failed, else one that ended, else any if no sentinel is ready."""
         ended = find_ended(self._processes, _GRACE_S)
         for process in ended:
-            process.join(_GRACE_S)  # its sentinel may be there before its exit code
+            process.join(_GRACE_S)  # its sentinel may be ready before its exit code
         failed = [process for process in ended if process.exitcode]
         return [*failed, *ended, *self._processes][0]
 
@@ -372,7 +371,7 @@ class ProcessWorkers:
         return hang_text(f"worker {pid}", self.timeout_s, samples)
 
     def _find_busy(self, task: RowTask) -> int | None:
-        """Return the process that writes a task, else one that writes another; None if all wait."""
+        """Return the process that writes a task, else one that writes another task; None if all wait."""
         busy = [line for line in self.board.lines[1:] if line[SLOT] >= 0]
         for line in busy:
             if (line[SLOT], line[FIRST]) == (task.slot.serial, task.first):
@@ -380,7 +379,7 @@ class ProcessWorkers:
         return int(busy[0][PID]) if busy else None
 
     def _describe_held(self, pid: int) -> str:
-        """Return the samples that a process was writing, for a message; nothing where it waited."""
+        """Return the samples that a process was writing, for a message; empty if it was waiting."""
         slots = {task.slot.serial: task.slot for task in self._issued.values()}
         for line in self.board.lines[1:]:
             slot = slots.get(int(line[SLOT]))
@@ -392,7 +391,7 @@ class ProcessWorkers:
 
 @atexit.register
 def _close_all() -> None:
-    """End all workers before multiprocessing joins its daemons, which listen to nobody else."""
+    """End all workers before multiprocessing joins its daemons, which ignore its signals."""
     for workers in list(_open):
         workers.close()
 
@@ -405,7 +404,7 @@ def _end(
     selector: selectors.BaseSelector,
 ) -> None:
     if os.getpid() != owner:
-        return  # a copy in a forked process
+        return  # this is a copy in a forked process
     board.set()
     for number in (signal.SIGTERM, signal.SIGKILL):
         send_signal(number, processes)

@@ -1,4 +1,4 @@
-"""Map-style datasets, written row by row like those that write rows themselves."""
+"""Map-style datasets as datasets that write rows."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,17 +17,17 @@ from lit_data.core.types import COUNT_SUFFIX, Array, Batch, FieldSpec, Ints, Row
 from lit_data.loading.structure import Leaf, Value, build_batch, describe, fill
 
 Collate = Callable[[list[Value]], Any]
-"""``collate_fn`` of torch's DataLoader: a list of samples becomes a batch."""
+"""``collate_fn`` of torch's DataLoader: makes a batch from a list of samples."""
 
 _PROBED = 8
 _READ_BYTES = 2**18
-"""Bytes read at a time: less than an allocator gives back to the system, to ask for it anew."""
+"""Bytes to read at a time: so little that an allocator keeps the memory for the next samples."""
 
 
 class MapStyle(Protocol):
     """A dataset with ``__getitem__`` and ``__len__``.
 
-    ``__getitems__(indices)`` and ``set_epoch`` are used if there.
+    ``__getitems__(indices)`` and ``set_epoch`` are called if the dataset has them.
     """
 
     def __len__(self) -> int: ...
@@ -39,12 +39,12 @@ class Facts(NamedTuple):
     """Facts of a map-style dataset that are known before its first batch.
 
     Attributes:
-        structure: Of a sample, with leaves for its arrays and its text.
+        structure: Structure of a sample, with leaves for its arrays and its text.
         fields: Shape and dtype of each value that is an array, by the name of its rows.
-        draws: The dataset was seen to draw from global generators.
-        keeps_files: Reading left files open.
+        draws: Reading a sample drew from global generators.
+        keeps_files: Reading samples left files open.
         sample_s: Seconds per sample; None if not measured.
-        trouble: Why it cannot be read in a separate process, if it cannot.
+        trouble: Reason why it cannot be read in a separate process; empty if it can.
     """
 
     structure: Value
@@ -56,37 +56,37 @@ class Facts(NamedTuple):
 
 
 UNREAD = Facts(Leaf("", "", None), {})
-"""Facts of an unread dataset, which are enough if a `collate_fn` makes the batches."""
+"""Facts of a dataset that was not read; sufficient if a `collate_fn` makes the batches."""
 
 
 class SampleWriter:
     """Writer of the samples of a map-style dataset into rows, and builder of their batches.
 
     Batches have the structure that torch's `default_collate` gives them. Tensors, arrays and
-    numbers are stacked; dicts, named tuples, tuples and lists stay (a tuple becomes a list, as in
-    torch); text and bytes become lists. All samples must have the structure and the shapes of
+    numbers are stacked; dicts, named tuples, tuples and lists are kept (a tuple becomes a list, as
+    in torch); text and bytes become lists. All samples must have the structure and the shapes of
     sample 0.
 
     Random numbers that a dataset draws from the global generators of torch, NumPy and `random` are
-    made a pure function of (seed, epoch, index): once the generators are seen to move, they are
-    seeded before each sample and put back afterwards, and ``__getitems__`` is asked for one sample
-    at a time. Threads share those generators with each other and with training, so
-    `lit_data.loading.choice` gives no threads to a dataset that draws.
+    a pure function of (seed, epoch, index). If reading a sample changes the state of the generators,
+    they are seeded before each sample and restored afterwards, and ``__getitems__`` is called for
+    one sample at a time. Threads share those generators with each other and with training, so
+    `lit_data.loading.choice` uses no threads for a dataset that draws from them.
 
-    Nothing is read before `describe`, which may run in another process: its answer is the `facts`
-    of this one.
+    Nothing is read before `describe`. It may run in another process, and its result is set as
+    `facts` in this one.
 
     Args:
-        dataset: At least one sample.
+        dataset: The dataset, with at least one sample.
         seed: 0 <= seed < 2**64.
-        collate_fn: Makes a batch of a list of samples, which then may differ in size; by default
-            they are stacked.
+        collate_fn: Makes a batch from a list of samples, which may differ in size; by default
+            samples are stacked.
 
     Attributes:
-        worker_init_fn: Called in a process before it reads, with its number.
-        facts: What is known of the dataset.
-        draws: The dataset was seen to draw from global generators, by now.
-        isolated: This process makes one sample at a time, so that generators can be watched and
+        worker_init_fn: Called in each process with its number, before the first sample.
+        facts: Known facts of the dataset.
+        draws: Reading a sample has drawn from global generators so far.
+        isolated: This process reads one sample at a time, so that generators can be compared and
             seeded.
     """
 
@@ -101,7 +101,7 @@ class SampleWriter:
 
     @property
     def facts(self) -> Facts:
-        """Return what is known of the dataset."""
+        """Return the known facts of the dataset."""
         return self._facts
 
     @facts.setter
@@ -111,14 +111,14 @@ class SampleWriter:
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """Return shape and dtype of each value that is an array; none where `collate_fn` is given."""
+        """Return shape and dtype of each value that is an array; empty if there is a `collate_fn`."""
         return self.facts.fields
 
     def describe(self) -> Facts:
-        """Read sample 0, and return its structure and whether it drew.
+        """Read sample 0; return its structure, and whether reading drew from global generators.
 
         Raises:
-            ConfigError: It holds something that cannot be put into a batch.
+            ConfigError: It has a value that cannot be put into a batch.
         """
         with unchanged_generators() as have_moved:
             first = self.dataset[0]
@@ -137,13 +137,13 @@ class SampleWriter:
         return describe(index) if describe else ""
 
     def check_sources(self) -> None:
-        """Let the dataset check its files, if it has ``check_sources``."""
+        """Call ``check_sources`` of the dataset if it has one."""
         check: Callable[[], None] | None = getattr(self.dataset, "check_sources", None)
         if check:
             check()
 
     def probe(self) -> bool:
-        """Read a few samples all over the dataset; return True if it draws from generators."""
+        """Read a few samples from the whole dataset; return True if it draws from global generators."""
         indices = np.linspace(0, len(self) - 1, min(len(self), _PROBED)).astype(np.int64)
         for index in indices.tolist():
             if self.draws:
@@ -159,11 +159,11 @@ class SampleWriter:
         """Write samples into the rows of a batch.
 
         Returns:
-            Text and bytes of the samples by name, which have no rows; a collated batch under the
-            name ``""``.
+            Text and bytes of the samples by name, which have no rows; a collated batch has the name
+                ``""``.
 
         Raises:
-            DataError: A sample is not like sample 0.
+            DataError: A sample differs from sample 0 in structure, shape or dtype.
         """
         set_epoch: Callable[[int], None] | None = getattr(self.dataset, "set_epoch", None)
         if set_epoch:
@@ -175,13 +175,13 @@ class SampleWriter:
                 texts = self._write(rows, indices, None)
                 if not have_moved():
                     return texts
-            # The first samples that drew did so from generators in any state: they are read again.
+            # The first samples that drew used unseeded generators: read them again.
             self.draws = True
             seeds = random_words(self.seed, Stream.USER, indices, epoch, 2)
             return self._write(rows, indices, seeds)
 
     def build(self, arrays: Batch, texts: Mapping[str, list[Any]]) -> Value:
-        """Return a batch in the structure of a sample, or as `collate_fn` made it."""
+        """Return a batch in the structure of a sample, or the batch of `collate_fn`."""
         if self.collate_fn is not None:
             return texts[""][0]
         return build_batch(self.facts.structure, arrays, texts)
@@ -194,7 +194,7 @@ class SampleWriter:
     ) -> dict[str, list[Any]]:
         """Write samples a few at a time.
 
-        Those are still in the caches, and their memory serves the next ones.
+        They are still in the caches, and their memory is reused for the next ones.
         """
         if self.collate_fn is not None:
             return {"": [self.collate_fn(self._read(indices, seeds))]}
@@ -236,7 +236,7 @@ def count_samples(dataset: RowWriter | MapStyle) -> int:
     """Return the length of a dataset.
 
     Raises:
-        ConfigError: It cannot be read by index.
+        ConfigError: The dataset cannot be read by index.
     """
     has_index = hasattr(dataset, "__getitem__") or isinstance(dataset, RowWriter)
     if isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not has_index):
@@ -254,7 +254,7 @@ def count_samples(dataset: RowWriter | MapStyle) -> int:
 
 
 class SingleSamples:
-    """A dataset that writes rows, read sample by sample, as torch's own loader does.
+    """A dataset that writes rows as a map-style dataset for torch's DataLoader.
 
     Args:
         dataset: The dataset.
@@ -276,12 +276,12 @@ class SingleSamples:
 
     @property
     def collate_fn(self) -> Collate | None:
-        """That of torch's loader: None, its own, where all samples have the same shapes."""
+        """Function for torch's DataLoader; None, its default, if all samples have the same shapes."""
         fields = self._dataset.fields.values()
         return self._collate if any(field.max_items is not None for field in fields) else None
 
     def _collate(self, samples: list[Batch]) -> Batch:
-        """Stack samples; items of ragged fields lie behind each other, with their counts."""
+        """Stack samples; concatenate items of ragged fields, and add their counts."""
         batch = {}
         for name, field in self._dataset.fields.items():
             values = [sample[name] for sample in samples]

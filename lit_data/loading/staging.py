@@ -1,4 +1,4 @@
-"""Staging ring: memory of a few batches, written, handed out as tensors, and used again."""
+"""Staging ring: memory of a few batches that is written, returned as tensors, and reused."""
 
 import logging
 import math
@@ -20,25 +20,25 @@ from lit_data.core.types import COUNT_SUFFIX, Array, Batch, FieldSpec, row_shape
 from lit_inspect.counts import counted
 
 INDICES = "\0indices"
-"""Name of the row of sample numbers, which stands before the fields: what a worker shall write."""
+"""Name of the sample numbers, which are before the fields and tell a worker which samples to write."""
 
 _ALIGNMENT_BYTES = 64
 
 log = logging.getLogger(__name__)
 
 _HANDED_OUT = 3
-"""Batches that a consumer may hold of the ring: one in use, one prefetched, one in transfer."""
+"""Batches of the ring that a consumer may hold: one in use, one prefetched, one in transfer."""
 
 _serials = count()
 
 
 class Layout:
-    """Fields one after the other, each contiguous over the samples.
+    """Memory layout of a batch: the fields in sequence, each contiguous over the samples.
 
-    Ragged fields have room for the most items.
+    Ragged fields have room for the largest number of items.
 
     Args:
-        fields: Every key of a sample.
+        fields: Shape and dtype of each key of a sample.
     """
 
     def __init__(self, fields: Mapping[str, FieldSpec]) -> None:
@@ -46,7 +46,7 @@ class Layout:
         self._parts = {INDICES: ((), np.dtype(np.int64)), **row_shapes(fields)}
 
     def count_bytes(self, samples: int) -> int:
-        """Return the bytes that so many samples need."""
+        """Return the number of bytes for `samples` samples."""
         return sum(self._part_bytes(shape, dtype, samples) for shape, dtype in self._parts.values())
 
     def arrays(self, memory: Array, samples: int) -> dict[str, Array]:
@@ -64,14 +64,14 @@ class Layout:
         return arrays
 
     def flatten_ragged(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-        """Return the ragged fields of a written batch flat, without the room that is left.
+        """Return the ragged fields of a written batch flat, without unused room.
 
         Returns:
-            Each field with the N items of all samples, and under ``NAME_count`` [B] int64 the items
-                of each sample.
+            Each field with the N items of all samples, and ``NAME_count`` [B] int64 with the number
+                of items of each sample.
 
         Raises:
-            DataError: A sample says that it has more items than there is room for.
+            DataError: A sample has more items than there is room for.
         """
         flat: dict[str, torch.Tensor] = {}
         for name, field in self.fields.items():
@@ -105,11 +105,11 @@ class Slot:
     """Memory of one batch.
 
     Attributes:
-        serial: Its number in this process; never used twice.
-        samples: Samples that it has room for.
-        oldest: The lowest serial in its ring when it was taken: workers may forget slots below.
-        handle: Way of worker processes to the memory; None if it is private.
-        arrays: Views of all fields, and of the sample numbers.
+        serial: Number of the slot in this process; never used twice.
+        samples: Number of samples that it has room for.
+        oldest: Lowest serial in its ring when it was taken; workers may discard slots below it.
+        handle: Handle by which worker processes open the memory; None if it is private.
+        arrays: Views of all fields and of the sample numbers.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class Slot:
         self.serial = self.oldest = next(_serials)
         self.samples = samples
         nbytes = layout.count_bytes(samples)
-        # The exporter is no ndarray, so that views keep the array they were made from alive and not
-        # this one.
+        # The exporter is not an ndarray, so that views keep the array alive from which they were
+        # made, not this one.
         self.handle: Handle | None = None
         if shared:
-            self._shared = SharedMemory(nbytes)  # kept: the memory goes with it
+            self._shared = SharedMemory(nbytes)  # the memory is freed with it
             self.handle = self._shared.handle
             self._exporter = self._shared.map
         else:
@@ -137,15 +137,15 @@ class Slot:
 
 
 class Staging:
-    """Lender of the memory of batches, which comes back with the last tensor that shows it.
+    """Memory of batches, which is free again when the last tensor that uses it is deleted.
 
-    A batch that is still referenced is never written again. Whoever keeps more than a few gets
-    copies, so that the ring stays small. Where copies to a GPU may be under way, memory is used
-    again only after an event that was recorded on the stream when the last reference went.
+    A batch that is still referenced is never overwritten. A consumer that keeps more than a few
+    batches gets copies, so that the ring stays small. If copies to a GPU may be in progress, memory
+    is reused only after an event that is recorded on the stream when the last reference is deleted.
 
     Args:
         layout: The fields.
-        shared: Worker processes write.
+        shared: Worker processes write into the memory.
         pinned: Page-lock the memory, once, for copies to this GPU that do not block.
     """
 
@@ -158,7 +158,7 @@ class Staging:
         self._lent = 0
 
     def take(self, samples: int) -> Slot:
-        """Return a slot with room for so many samples; smaller ones that are free are let go."""
+        """Return a slot with room for `samples` samples; free slots that are smaller are deleted."""
         self._collect()
         self._free = [slot for slot in self._free if slot.samples >= samples]
         if self._free:
@@ -170,7 +170,7 @@ class Staging:
         return slot
 
     def lend(self, slot: Slot, samples: int) -> Batch:
-        """Return the first samples of a written slot as tensors without a copy; ragged fields flat.
+        """Return the first samples of a written slot as tensors without a copy; ragged fields are flat.
 
         Returns:
             One tensor for each field, and the number of items of each sample for ragged ones.
@@ -182,7 +182,7 @@ class Staging:
         ragged = self.layout.flatten_ragged(arrays)
         fixed = {name: arrays[name] for name in self.layout.fields if name not in ragged}
         if self._lent >= _HANDED_OUT:
-            # The consumer keeps batches: it gets copies, so that the ring stays small.
+            # The consumer keeps batches, so it gets copies.
             fixed = {name: array.copy() for name, array in fixed.items()}
             self._free.append(slot)
         else:
@@ -191,7 +191,7 @@ class Staging:
         return {name: torch.from_numpy(array) for name, array in fixed.items()} | ragged
 
     def _collect(self) -> None:
-        """Free the slots that came back and whose copies to the GPU have ended."""
+        """Free the returned slots whose copies to the GPU have ended."""
         for _ in range(len(self._returned)):
             slot, event = self._returned.popleft()
             if event is None or event.query():
@@ -202,15 +202,15 @@ class Staging:
 
 
 def check_room(layout: Layout, samples: int, slots: int) -> None:
-    """Refuse a ring that cannot fit, before it is written and the kernel ends the run.
+    """Refuse a ring that does not fit into memory, before the kernel ends the run.
 
     Args:
         layout: The fields.
         samples: Batch size.
-        slots: Batches of the ring.
+        slots: Number of batches in the ring.
 
     Raises:
-        ConfigError: It needs more than the memory that is available.
+        ConfigError: The ring needs more memory than is available.
     """
     needed_bytes = slots * layout.count_bytes(samples)
     free_bytes = available_memory_bytes()
@@ -226,19 +226,19 @@ def _give_back(returned: deque[tuple[Slot, Any]], slot: Slot, pinned: torch.devi
     event = None
     if pinned is not None:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        # Of that device, whichever is the current one of this thread.
+        # On the stream of that device, whatever this thread's current device is.
         event.record(torch.cuda.current_stream(pinned))
     returned.append((slot, event))
 
 
 def _allocate(nbytes: int, *, pinned: bool) -> Any:  # noqa: ANN401 - an exporter of its bytes
-    # What is page-locked gets pages of its own: on the heap two slots would share a page, which can
-    # be locked only once.
+    # Page-locked memory has pages of its own: on the heap two slots could share a page, which can be
+    # locked only once.
     return mmap.mmap(-1, nbytes) if pinned else memoryview(np.empty(nbytes, np.uint8))  # type: ignore[arg-type]
 
 
 def _pin(slot: Slot, memory: Array, device: torch.device) -> None:
-    """Page-lock the memory of a slot for its life; where that fails, copies are just slower."""
+    """Page-lock the memory of a slot while it exists; if that fails, copies are only slower."""
     address = memory.ctypes.data
     runtime = cast(Any, torch.cuda.cudart())  # type: ignore[no-untyped-call]
     error = int(runtime.cudaHostRegister(address, memory.nbytes, 0))
@@ -246,7 +246,7 @@ def _pin(slot: Slot, memory: Array, device: torch.device) -> None:
         log.warning(
             "%d bytes of staging cannot be page-locked (CUDA error %d)", memory.nbytes, error
         )
-        # The runtime keeps an error until the next kernel, which would be blamed for it.
+        # The runtime keeps the error until the next kernel, which would report it.
         with suppress(RuntimeError):
             torch.ones(1, device=device).add_(1)
         return

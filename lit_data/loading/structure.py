@@ -1,4 +1,4 @@
-"""Structure of a sample: its values, their rows, and the batch of the same structure."""
+"""Structure of a sample: its values, their rows, and the batch with the same structure."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ _VIEWED_AS = {
     torch.float8_e4m3fn: torch.int8,
     torch.float8_e5m2: torch.int8,
 }
-"""Dtypes that NumPy lacks travel as integers of their size."""
+"""Dtypes that NumPy lacks are stored as integers of the same size."""
 _SHORT_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _INTEGERS = (
     torch.uint8,
@@ -37,9 +37,9 @@ class Leaf(NamedTuple):
     """A value of a sample.
 
     Attributes:
-        row: Name of its rows, which no other value has.
-        path: Its keys and places, for messages.
-        dtype: The dtype that it has in the batch; None for text.
+        row: Unique name of its rows.
+        path: Keys and positions that lead to it, for messages.
+        dtype: Dtype in the batch; None for text.
     """
 
     row: str
@@ -54,12 +54,12 @@ def describe(
 
     Args:
         value: A sample, or a part of one.
-        path: The keys and places that lead to it.
-        fields: Takes the shape and dtype of each array, by the name of its rows.
-        numbers: Gives these names.
+        path: Keys and positions that lead to it.
+        fields: Receives the shape and dtype of each array, by the name of its rows.
+        numbers: Yields these names.
 
     Raises:
-        ConfigError: Something in it cannot be put into a batch.
+        ConfigError: A part of it cannot be put into a batch.
     """
     if isinstance(value, Mapping):
         return {
@@ -68,7 +68,7 @@ def describe(
     if isinstance(value, tuple | list):
         parts = [describe(part, f"{path}.{n}", fields, numbers) for n, part in enumerate(value)]
         return type(value)(*parts) if hasattr(value, "_fields") else parts
-    row = str(next(numbers))  # paths are no names: {"a.b": 1} and {"a": {"b": 1}} share one
+    row = str(next(numbers))  # paths are not unique: {"a.b": 1} and {"a": {"b": 1}} have the same
     if isinstance(value, str | bytes):
         return Leaf(row, path, None)
     tensor = _as_tensor(value, path)
@@ -82,16 +82,16 @@ def fill(
     rows: Mapping[str, Array],
     texts: dict[str, list[Any]],
 ) -> None:
-    """Write the same part of several samples.
+    """Write one part of several samples.
 
     Args:
-        structure: Structure of the part, as `describe` returned it.
+        structure: Structure of the part, from `describe`.
         parts: The part of each sample.
         rows: Rows of each array.
         texts: Receives values without rows.
 
     Raises:
-        DataError: A part differs in form from that of sample 0.
+        DataError: A part differs in structure, shape or dtype from that of sample 0.
     """
     if isinstance(structure, Leaf):
         if structure.dtype is None:
@@ -105,7 +105,7 @@ def fill(
 
 
 def _check_form(structure: Value, parts: list[Value]) -> None:
-    """Refuse parts of several samples that have another form than that of sample 0."""
+    """Refuse parts of several samples whose structure differs from that of sample 0."""
     for part in parts:
         if isinstance(structure, dict):
             is_alike = isinstance(part, Mapping) and part.keys() == structure.keys()
@@ -114,13 +114,13 @@ def _check_form(structure: Value, parts: list[Value]) -> None:
             is_alike = is_list and len(part) == len(structure)
         if not is_alike:
             raise DataError(
-                f"a sample is a {_sketch(part)} and sample 0 a {_sketch(structure)}: give all "
-                "samples one form"
+                f"a sample is a {_sketch(part)}, and sample 0 is a {_sketch(structure)}: give all "
+                "samples the same structure"
             )
 
 
 def _fill_leaf(leaf: Leaf, dtype: torch.dtype, parts: list[Value], target: Array) -> None:
-    """Write a value of several samples: all at once if they are alike."""
+    """Write one value of several samples, all at once if they have the same type and shape."""
     if _stack_tensors(dtype, parts, target) or _stack_numbers(dtype, parts, target):
         return
     for row, part in enumerate(parts):
@@ -135,7 +135,7 @@ def _fill_leaf(leaf: Leaf, dtype: torch.dtype, parts: list[Value], target: Array
 
 
 def _stack_tensors(dtype: torch.dtype, parts: list[Value], target: Array) -> bool:
-    """Write tensors of the shape and dtype of sample 0; return False if one is something else."""
+    """Write tensors with the shape and dtype of sample 0; return False if any value is different."""
     shape = target.shape[1:]
     for part in parts:
         if not isinstance(part, torch.Tensor) or part.dtype != dtype or part.shape != shape:
@@ -143,17 +143,17 @@ def _stack_tensors(dtype: torch.dtype, parts: list[Value], target: Array) -> boo
     rows = torch.from_numpy(target).view(dtype)
     try:
         if len(parts) == 1:
-            rows[0].copy_(parts[0].detach())  # sooner than `stack`
+            rows[0].copy_(parts[0].detach())  # faster than `stack`
             return True
         with torch.no_grad():
             torch.stack(parts, out=rows)
     except (RuntimeError, TypeError):
-        return False  # one is sparse or on a device, and alone it has a message
+        return False  # one is sparse or on a device, which has its own message
     return True
 
 
 def _stack_numbers(dtype: torch.dtype, parts: list[Value], target: Array) -> bool:
-    """Write numbers that have the dtype of sample 0 all; return False if one is something else."""
+    """Write numbers with the dtype of sample 0; return False if any value is different."""
     kinds = set(map(type, parts))
     if target.ndim > 1 or len(kinds) > 1 or dtype in _VIEWED_AS:
         return False
@@ -162,7 +162,7 @@ def _stack_numbers(dtype: torch.dtype, parts: list[Value], target: Array) -> boo
     try:
         values = np.asarray(parts)
     except ValueError:
-        return False  # arrays of several shapes
+        return False  # the arrays differ in shape
     if values.dtype != target.dtype or values.shape != target.shape:
         return False
     target[:] = values
@@ -170,10 +170,10 @@ def _stack_numbers(dtype: torch.dtype, parts: list[Value], target: Array) -> boo
 
 
 def _convert(value: Value, leaf: Leaf, dtype: torch.dtype, target: Array) -> Array:
-    """Return a value of a sample in the dtype of sample 0, if that can hold it.
+    """Return a value of a sample in the dtype of sample 0.
 
     Raises:
-        DataError: It cannot.
+        DataError: That dtype cannot hold the value.
     """
     if isinstance(value, np.ndarray) and value.dtype == target.dtype and dtype not in _VIEWED_AS:
         return value
@@ -192,18 +192,18 @@ def _convert(value: Value, leaf: Leaf, dtype: torch.dtype, target: Array) -> Arr
 def _as_numbers(value: Value, leaf: Leaf, dtype: torch.dtype) -> Array:
     try:
         array = np.asarray(value)
-    except ValueError:  # a list of lists that differ
+    except ValueError:  # lists of different lengths
         array = np.empty(0, object)
     if array.dtype.kind not in "biufc":
         raise DataError(
-            f"{_name(leaf.path)} is a {type(value).__name__} without numbers and that of sample 0 "
-            f"has dtype {_dtype_name(dtype)}: give all samples one form"
+            f"{_name(leaf.path)} is a {type(value).__name__} without numbers, and that of sample 0 "
+            f"has dtype {_dtype_name(dtype)}: give all samples the same structure"
         )
     return array
 
 
 def _convert_number(value: complex, leaf: Leaf, dtype: torch.dtype) -> torch.Tensor:
-    """Return a number of Python, which has no dtype of its own, as a tensor."""
+    """Return a Python number, which has no dtype of its own, as a tensor."""
     is_held = isinstance(value, bool) or dtype.is_complex
     if dtype.is_floating_point and isinstance(value, int | float):
         is_held = abs(value) <= torch.finfo(dtype).max or abs(value) == math.inf or value != value
@@ -222,7 +222,7 @@ def _check_dtype(name: str, leaf: Leaf, dtype: torch.dtype) -> None:
     """Refuse values whose dtype can hold more than that of sample 0.
 
     Raises:
-        DataError: They are such.
+        DataError: The dtype of sample 0 cannot hold them.
     """
     held = _dtype_name(dtype)
     if not _can_hold(held, name):
@@ -233,7 +233,7 @@ def _check_dtype(name: str, leaf: Leaf, dtype: torch.dtype) -> None:
 
 
 def _can_hold(wide: str, narrow: str) -> bool:
-    """Return True if a dtype has every value of another one."""
+    """Return True if a dtype can hold every value of another one."""
     if narrow == wide:
         return True
     if narrow in _SHORT_FLOATS:

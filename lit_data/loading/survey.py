@@ -1,4 +1,4 @@
-"""First samples of a dataset: their structure, and the time of reading, before there is a batch."""
+"""Survey of a dataset before its first batch: structure of its samples, and the time to read them."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -19,11 +19,11 @@ from lit_data.loading.staging import INDICES, Layout
 from lit_data.loading.workers import Failure, take_one_core, write
 
 SAMPLES_PER_WORKER = 32
-"""A dataset has no more workers than one for so many of its samples."""
+"""Number of samples for each worker: a smaller dataset has fewer workers."""
 _PROBES = 6
-"""Micro-batches that are read for the measurement, all over the dataset."""
+"""Micro-batches to read for the measurement, spread over the dataset."""
 _PROBE_S = 0.3
-"""Longest time that reading them once may take."""
+"""Longest time in which to read them once."""
 _PROBE_SAMPLES = 32
 
 
@@ -33,17 +33,17 @@ def as_rows(
     collate_fn: Collate | None = None,
     worker_init_fn: Callable[[int], None] | None = None,
 ) -> RowWriter:
-    """Return the dataset, if it writes rows; else a writer of its samples.
+    """Return the dataset if it writes rows, else a writer of its samples.
 
     Args:
         dataset: The dataset.
         options: Options of its loader.
         collate_fn: Makes batches of its samples.
-        worker_init_fn: Runs first in each process that reads it.
+        worker_init_fn: Called first in each process that reads it.
 
     Raises:
-        ConfigError: Its samples cannot be put into a batch, or there is nothing for `collate_fn` to
-            do.
+        ConfigError: Its samples cannot be put into a batch, or it writes rows and there is a
+            `collate_fn`.
     """
     if not isinstance(dataset, RowWriter):
         rows = SampleWriter(dataset, seed=options.seed, collate_fn=collate_fn)
@@ -60,13 +60,13 @@ def as_rows(
 
 
 def _survey(rows: SampleWriter, options: LoaderOptions) -> Facts:
-    """Read the first samples where workers may read them: not here, if those may be processes."""
+    """Read the first samples; in a separate process if workers may be processes."""
     kind = options.worker_kind
     may_have_processes = kind in ("auto", "process") and options.num_workers != 0
     if not may_have_processes or not can_start_processes():
         return read_facts(rows, options)
     if kind == "process" and rows.collate_fn is not None:
-        return UNREAD  # workers see for themselves whether it draws
+        return UNREAD  # each worker detects whether it draws
     try:
         return read_apart(partial(read_facts, options=options), rows, options)
     except WorkerDiedError:
@@ -80,7 +80,7 @@ def _survey(rows: SampleWriter, options: LoaderOptions) -> Facts:
 
 
 def read_facts(rows: SampleWriter, options: LoaderOptions) -> Facts:
-    """Read sample 0, and where `auto` may choose among workers, more for their time."""
+    """Read sample 0, and more samples to measure their time if `auto` chooses the workers."""
     _, files_before = count_files()
     rows.facts = rows.describe()
     sample_s = None
@@ -93,17 +93,17 @@ def read_facts(rows: SampleWriter, options: LoaderOptions) -> Facts:
 
 
 def may_have_workers(rows: RowWriter, options: LoaderOptions) -> bool:
-    """Return True unless the main thread reads, whatever the time of a sample."""
+    """Return False if the main thread reads regardless of the time per sample."""
     if options.num_workers == "auto":
         return len(rows) >= SAMPLES_PER_WORKER
     return options.num_workers > 0
 
 
 def measure(rows: RowWriter, layout: Layout, *, threads: bool) -> tuple[float, float | None]:
-    """Return the seconds per sample in the main thread, and the gain of two threads.
+    """Return the seconds per sample in the main thread, and the speedup of two threads.
 
-    They are measured over a few micro-batches all over the dataset. Where one sample alone takes
-    longer than the whole measurement may, threads are assumed to gain.
+    A few micro-batches are measured, spread over the dataset. If a single sample already takes too
+    long for that, two threads are assumed to be twice as fast.
     """
     time_batches(rows, [_scratch(layout, 0, 1)])  # opens files, fills caches
     one_s = time_batches(rows, [_scratch(layout, len(rows) // 2, 1)])
@@ -121,7 +121,7 @@ def measure(rows: RowWriter, layout: Layout, *, threads: bool) -> tuple[float, f
 def compare_threads(
     rows: RowWriter, scratch: list[dict[str, Array]], micro_batch_s: float
 ) -> float:
-    """Return the throughput of two threads against that of one; each takes one core, as workers do."""
+    """Return the throughput of two threads divided by that of one; each uses one core, as workers do."""
     repeats = max(1, min(20, int(_PROBE_S / 8 / micro_batch_s)))
     half = len(scratch) // 2
     halves = scratch[:half] * repeats, scratch[half:] * repeats
@@ -140,7 +140,7 @@ def compare_threads(
 
 
 def time_batches(rows: RowWriter, batches: Sequence[dict[str, Array]]) -> float:
-    """Return the seconds in which the samples of some batches are written."""
+    """Return the seconds that writing the samples of some batches takes."""
     started_s = time.perf_counter()
     for arrays in batches:
         answer = write(rows, arrays, 0, len(arrays[INDICES]), 0)

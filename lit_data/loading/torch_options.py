@@ -11,7 +11,7 @@ from lit_data.core.errors import ConfigError
 from lit_data.loading.options import LoaderOptions
 
 _NO_LIMIT_S = 1e6
-"""Of `timeout_s`: twelve days, which stand for no limit."""
+"""Value of `timeout_s` for no limit: twelve days."""
 
 _OPTIONS = {
     "batch_size": "batch_size",
@@ -29,25 +29,25 @@ _REFUSED: Mapping[str, tuple[object, str]] = {
     "pin_memory_device": ("", "batches are pinned for the device of the run: remove it"),
     "in_order": (True, "batches always come in order: remove it"),
 }
-"""Arguments that have no counterpart but for one value, and what to do."""
+"""Arguments that are not supported except for one value, and the advice to give."""
 
 
 class TorchOptions(TypedDict, total=False):
-    """Arguments of torch's DataLoader that stand for options of `LoaderOptions`.
+    """Arguments of torch's DataLoader that set options of `LoaderOptions`.
 
     Attributes:
-        batch_size: `LoaderOptions.batch_size`, so 32 by default.
+        batch_size: `LoaderOptions.batch_size`, 32 by default.
         num_workers: `LoaderOptions.num_workers`.
         pin_memory: `LoaderOptions.pin_memory`.
         drop_last: `LoaderOptions.drop_last`.
         timeout: Longest wait for one micro-batch, s; 0 for no limit.
-        prefetch_factor: Batches under way for each of `num_workers`.
-        multiprocessing_context: `LoaderOptions.start_method`, or a context that has one.
-        generator: A seed is drawn from it once; alike on all ranks.
-        persistent_workers: Workers stay between passes; by default those of a random order do.
-        batch_sampler: Not possible.
-        pin_memory_device: Not possible.
-        in_order: Always so.
+        prefetch_factor: Batches to prefetch for each of `num_workers`.
+        multiprocessing_context: `LoaderOptions.start_method`, or a context with a start method.
+        generator: Generator from which the seed is drawn once, the same on all ranks.
+        persistent_workers: Keep the workers between passes; the default for a random order.
+        batch_sampler: Not supported.
+        pin_memory_device: Not supported.
+        in_order: Always True.
     """
 
     batch_size: int
@@ -65,11 +65,11 @@ class TorchOptions(TypedDict, total=False):
 
 
 def merge_options(options: LoaderOptions | None, arguments: TorchOptions) -> LoaderOptions:
-    """Return options with arguments of torch in their places.
+    """Return the options with the arguments of torch's DataLoader applied.
 
     Raises:
-        ConfigError: One is given twice, or has no counterpart here, or is out of its range.
-        TypeError: Torch's DataLoader has no such argument.
+        ConfigError: An argument is given twice, is not supported, or is out of its range.
+        TypeError: An argument is neither one of torch's DataLoader nor an option of lit_data.
     """
     if options is not None and not isinstance(options, LoaderOptions):
         raise ConfigError(
@@ -93,7 +93,7 @@ def keeps_workers(options: LoaderOptions, arguments: TorchOptions, *, shuffled: 
     """Return True if workers stay between passes.
 
     Raises:
-        ConfigError: They shall stay, and there are none.
+        ConfigError: `persistent_workers` is set, and there are no workers.
     """
     if arguments.get("persistent_workers") and options.num_workers == 0:
         raise ConfigError("persistent_workers=True, but num_workers=0: remove one of them")
@@ -103,10 +103,10 @@ def keeps_workers(options: LoaderOptions, arguments: TorchOptions, *, shuffled: 
 def choose_kind(
     options: LoaderOptions, worker_init_fn: Callable[[int], None] | None
 ) -> LoaderOptions:
-    """Return options with worker processes, if workers are to be there and to run a function first.
+    """Return options with worker processes if there are workers and a `worker_init_fn`.
 
     Raises:
-        ConfigError: The workers are to be threads, which share everything.
+        ConfigError: The workers are threads, which do not run `worker_init_fn`.
     """
     if worker_init_fn is None or options.num_workers == 0:
         return options

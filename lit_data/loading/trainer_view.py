@@ -1,4 +1,4 @@
-"""Interface of a loader for a Trainer: a sampler that takes the epoch, and the indices of each batch."""
+"""Interface of a loader for a Trainer: a sampler that receives the epoch, and the indices of each batch."""
 
 import logging
 import sys
@@ -20,18 +20,18 @@ _UNFINISHED: WeakSet[Any] = WeakSet()
 _MODULES = ("lightning.pytorch.overrides.distributed", "pytorch_lightning.overrides.distributed")
 _WRAPPER = "_IndexBatchSamplerWrapper"
 EPOCHS = 2**32
-"""Numbers of epochs from which random numbers are made, see `lit_data.core.rng.random_words`."""
+"""Number of epochs that have random numbers of their own, see `lit_data.core.rng.random_words`."""
 CYCLE = 2**20
-"""Added to the epoch by each further pass in it: no order and no random number is used twice."""
+"""Number to add to the epoch for each further pass in it, so that no order is used twice."""
 PER_PASS = 2
-"""Iterators that a Trainer makes for its first pass: one to see that it can, and one to read."""
+"""Iterators that a Trainer creates for its first pass: one to check the loader, and one to read."""
 _LEFT_OUT = ("count_trained", "_workers", "_assembly", "_progress")
 OF_PROCESS: Mapping[str, Any] = {**dict.fromkeys(_LEFT_OUT), "_marks": []}
-"""Attributes that no copy of a loader takes over, and what it has in their place."""
+"""Attributes that are not copied with a loader, and the values that a copy has instead."""
 
 
 class EpochSampler(Sampler[int]):
-    """A sampler that takes the epoch from a Trainer; nothing is drawn from it.
+    """Sampler that receives the epoch from a Trainer; it yields no indices.
 
     Args:
         length: Samples of the dataset.
@@ -47,7 +47,7 @@ class EpochSampler(Sampler[int]):
 
 
 class AscendingSampler(SequentialSampler):
-    """The same for the order of the dataset, by whose class `overfit_batches` knows it.
+    """The same for an ascending order, which `overfit_batches` recognizes by its base class.
 
     Args:
         length: Samples of the dataset.
@@ -68,15 +68,15 @@ def make_sampler(
 
 
 def note_unfinished(loader: object) -> None:
-    """Note a loader whose batches its datamodule finishes, where a Trainer has that."""
+    """Register a loader whose batches are incomplete unless a Trainer has its datamodule."""
     _UNFINISHED.add(loader)
 
 
 def _tell_epoch(set_epoch: Callable[[int], None], epoch: int) -> None:
-    """Tell a loader the epoch, and first the state that the Trainer has read for it and kept.
+    """Pass the epoch to a loader, after the state that the Trainer has loaded for it and kept.
 
-    A schedule that asks for `trainer.estimated_stepping_batches` has a Trainer make the loaders
-    before it reads the checkpoint. It then keeps their states for loaders to come.
+    If a schedule reads `trainer.estimated_stepping_batches`, a Trainer creates the loaders before it
+    reads the checkpoint. It then keeps the loaders' states for loaders that it creates later.
     """
     loop = _find_loop()
     if loop is not None:
@@ -92,7 +92,7 @@ def _tell_epoch(set_epoch: Callable[[int], None], epoch: int) -> None:
 
 
 def _find_loop() -> Any:  # noqa: ANN401 - a class of Lightning
-    """Return the loop among the callers that tells the epoch, as it does not say who it is."""
+    """Return the Trainer's loop that passes the epoch; it is a caller, not an argument."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "on_advance_start":
@@ -103,14 +103,14 @@ def _find_loop() -> Any:  # noqa: ANN401 - a class of Lightning
 
 
 def check_unread(progress: EpochProgress | None, batches: int) -> None:
-    """Refuse a state that comes when batches of a pass were taken already.
+    """Refuse a state that is loaded after batches of a pass were read.
 
     Args:
-        progress: Of the pass; none where a state has come since.
-        batches: Batches taken.
+        progress: Progress of the pass; None if a state was loaded since.
+        batches: Number of batches read.
 
     Raises:
-        ConfigError: Some were, and they are those of the beginning of an epoch.
+        ConfigError: Batches were read from the beginning of the epoch, before the state was loaded.
     """
     if batches and progress is None:
         raise ConfigError(
@@ -121,11 +121,11 @@ def check_unread(progress: EpochProgress | None, batches: int) -> None:
 
 
 class SeenIndices(Sequence[list[int]]):
-    """Sample indices of the batches of a pass, computed when somebody asks.
+    """Sample indices of the batches of a pass, computed when they are read.
 
     Args:
-        progress: Of the pass; none before the first one.
-        order: Its order.
+        progress: Progress of the pass; None before the first pass.
+        order: Order of the pass.
     """
 
     def __init__(self, progress: EpochProgress | None, order: EpochOrder) -> None:
@@ -147,20 +147,20 @@ class SeenIndices(Sequence[list[int]]):
     def _find(self, batch: int) -> list[int]:
         located = self._progress.locate(batch) if self._progress else None
         if located is None:
-            raise IndexError(f"batch {batch} was handed out too long ago")
+            raise IndexError(f"batch {batch} was returned too long ago")
         epoch, position, taken = located
         indices: list[int] = self._order.indices(position, taken, epoch).tolist()
         return indices
 
 
 def record_indices(progress: EpochProgress | None, order: EpochOrder) -> Any:  # noqa: ANN401 - a class of Lightning
-    """Return the indices of a pass in an object of the class by which Lightning knows them.
+    """Return the indices of a pass in an object of the class that Lightning recognizes.
 
-    Lightning is not imported for it: None where nobody has.
+    This does not import Lightning: it returns None if Lightning is not imported yet.
 
     Args:
-        progress: Of the pass; none before the first one.
-        order: Its order.
+        progress: Progress of the pass; None before the first pass.
+        order: Order of the pass.
     """
     modules = [sys.modules[name] for name in _MODULES if name in sys.modules]
     kinds = [getattr(module, _WRAPPER) for module in modules if hasattr(module, _WRAPPER)]

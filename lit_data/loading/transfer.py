@@ -1,4 +1,4 @@
-"""Copies to a CUDA device on a stream of their own, one batch ahead of the step that uses it."""
+"""Copies to a CUDA device on a separate stream, one batch ahead of the step that uses it."""
 
 import inspect
 import logging
@@ -18,21 +18,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One tensor of a batch and its copy."""
+    """A tensor of a batch and its copy on the device."""
 
     host: Tensor
     device: Tensor
 
 
 class StagedBatch(dict[str, Any]):
-    """A batch on the host whose copy to the device is under way.
+    """A batch on the host that is being copied to the device.
 
     Hooks before the transfer see the host tensors.
 
     Args:
         batch: The batch.
-        copies: The copies under way, by key.
-        event: Recorded behind the copies.
+        copies: The copies in progress, by key.
+        event: CUDA event that is recorded after the copies.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class StagedBatch(dict[str, Any]):
         self.event = event
 
     def extended(self, batch: Mapping[str, Any]) -> "StagedBatch":
-        """Return the same copies beside the batch as a hook made it."""
+        """Return a hook's batch with the copies of this one."""
         return StagedBatch(batch, self.copies, self.event)
 
 
 class SideStream:
-    """Stream that copies batches to one CUDA device beside its computations.
+    """Stream that copies batches to a CUDA device while it computes.
 
     Args:
         device: The device.
@@ -71,9 +71,9 @@ class SideStream:
             return StagedBatch(batch, copies, self.stream.record_event())
 
     def ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the same batches, each copied while the one before it is in use.
+        """Yield the batches, each copied while the one before it is in use.
 
-        A batch that is no dict of tensors is left alone.
+        A batch that is not a dict of tensors is returned unchanged.
         """
         waiting: Any = None
         for batch in batches:
@@ -85,7 +85,7 @@ class SideStream:
             yield waiting
 
     def _try(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Begin to copy, if there is room.
+        """Begin to copy a batch if there is room.
 
         If not, the batch is copied in its step, where running out of memory is handled.
         """
@@ -101,13 +101,13 @@ class SideStream:
 
 
 def finish_transfer(batch: StagedBatch, device: torch.device) -> dict[str, Any]:
-    """Return the batch on its device, for use on the current stream.
+    """Return the batch on its device for use on the current stream.
 
-    It holds the copies that were begun, and all that hooks added since: of that, tensors and
-    objects with a method ``to`` move, also inside dicts, lists and tuples.
+    It has the copies that are in progress, and all values that hooks have added since. Added tensors
+    and objects with a method ``to`` are moved, also inside dicts, lists and tuples.
 
     Args:
-        batch: A staged batch, perhaps extended.
+        batch: A staged batch, with or without changes by hooks.
         device: Device of the copies.
     """
     if batch.event is not None:
@@ -118,8 +118,8 @@ def finish_transfer(batch: StagedBatch, device: torch.device) -> dict[str, Any]:
     return {name: _moved(batch.copies.get(name), value, device) for name, value in batch.items()}
 
 
-def pin_tensors(batch: Any) -> Any:  # noqa: ANN401 - what a `collate_fn` made
-    """Return a batch with each of its tensors page-locked."""
+def pin_tensors(batch: Any) -> Any:  # noqa: ANN401 - any result of a `collate_fn`
+    """Return a batch with all its tensors page-locked."""
     return tree_map(_pin_tensor, batch)
 
 
@@ -146,18 +146,18 @@ def _has_to(value: object) -> bool:
 
 
 def _move(device: torch.device, value: Any) -> Any:  # noqa: ANN401
-    """Move whatever has a method ``to``, like Lightning's mover; without a wait where it can."""
+    """Move a value that has a method ``to``, as Lightning does, but without blocking if possible."""
     if not _has_to(value):
         return value
     if isinstance(value, Tensor) or _can_overlap(value.to):
         moved = value.to(device, non_blocking=True)
     else:
         moved = value.to(device)
-    return value if moved is None else moved  # it may have moved itself
+    return value if moved is None else moved  # `to` may work in place
 
 
 def _can_overlap(to: Callable[..., Any]) -> bool:
-    """Return True if a method ``to`` takes ``non_blocking``, which Lightning does not ask for."""
+    """Return True if a method ``to`` takes ``non_blocking``, which Lightning does not require."""
     try:
         parameters = inspect.signature(to).parameters.values()
     except ValueError:  # compiled code has no signature

@@ -1,6 +1,6 @@
-"""Tasks of workers, and those workers that live in the main process: its main thread, or threads of its own.
+"""Tasks of workers, and the workers in the main process: its main thread, or additional threads.
 
-Every kind takes tasks when it has room, and answers in order.
+Every kind of worker takes tasks when it has room, and answers in order.
 """
 
 import io
@@ -29,7 +29,7 @@ Texts = Mapping[str, list[Any]] | None
 _NAMED = 5
 
 THREADS_VARIABLE = "OPENCV_FOR_THREADS_NUM"
-"""A number that the user gives OpenCV here holds in workers too."""
+"""Environment variable of OpenCV; a number that the user sets also applies in workers."""
 
 _EXIT_S = 5.0
 _running = weakref.WeakSet[threading.Thread]()
@@ -37,15 +37,15 @@ _running = weakref.WeakSet[threading.Thread]()
 
 @dataclass(frozen=True, slots=True)
 class RowTask:
-    """One micro-batch: the rows of a slot from `first` up to `stop`.
+    """A micro-batch: the rows of a slot from `first` to `stop`.
 
     Attributes:
         slot: Memory of the batch.
         first: First row.
-        stop: Row behind the last one.
+        stop: Row after the last one.
         epoch: Epoch of the samples.
-        plan: Of several plans for the same samples, made as the batch size changed, the highest
-            number holds.
+        plan: Number of the plan. If the batch size changes, the same samples are planned again, and
+            only tasks of the highest number are valid.
     """
 
     slot: Slot
@@ -56,18 +56,18 @@ class RowTask:
 
     @property
     def indices(self) -> Ints:
-        """[M] sample numbers."""
+        """Return the sample numbers, [M]."""
         return self.slot.arrays[INDICES][self.first : self.stop]
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception on its way from a worker.
+    """An exception that a worker sends to the main process.
 
     Attributes:
-        error: The exception; from another process its pickle, or None if it cannot be rebuilt.
+        error: The exception; its pickle from another process, or None if it cannot be rebuilt.
         text: Class, message and traceback.
-        sample: The sample it came from and its name, if known.
+        sample: The sample that raised it and its name, if known.
     """
 
     error: BaseException | bytes | None
@@ -75,16 +75,16 @@ class Failure:
     sample: str
 
     def packed(self) -> Self:
-        """Return a copy that crosses a process border whatever the exception is made of."""
+        """Return a copy that can be sent to another process, whatever the exception contains."""
         try:
             pickled = pickle.dumps(self.error)
-            pickle.loads(pickled)  # a class with two arguments pickles, and fails here
+            pickle.loads(pickled)  # exceptions with two arguments can be pickled, but not loaded
         except Exception:
             pickled = None
         return type(self)(pickled, self.text, self.sample)
 
     def rebuild(self) -> BaseException:
-        """Return the exception to raise: the original with its sample, or one that quotes it."""
+        """Return the exception to raise: the original one with its sample, or one that quotes it."""
         error = self.error
         if isinstance(error, bytes):
             try:
@@ -96,7 +96,7 @@ class Failure:
         if isinstance(error, LitDataError):
             return type(error)(f"{error}\n  while loading {self.sample}")
         note = f"while loading {self.sample}"
-        if error.__traceback__ is None:  # a pickle leaves it out
+        if error.__traceback__ is None:  # a pickle does not include it
             note += f"\n{self.text}"
         error.add_note(note)
         return error
@@ -105,7 +105,7 @@ class Failure:
 def write(
     dataset: RowWriter, arrays: Mapping[str, Array], first: int, stop: int, epoch: int
 ) -> Texts | Failure:
-    """Write one micro-batch; any exception of the dataset comes back instead of being raised."""
+    """Write one micro-batch; return an exception of the dataset instead of raising it."""
     rows = {name: array[first:stop] for name, array in arrays.items()}
     indices = rows.pop(INDICES)
     try:
@@ -115,7 +115,7 @@ def write(
 
 
 def check_crossing(answer: Texts | Failure) -> Texts | Failure:
-    """Return the answer if it can cross a process border, else a failure that says so."""
+    """Return the answer if it can be sent to another process, else a failure with the reason."""
     if isinstance(answer, Failure):
         return answer.packed()
     try:
@@ -127,14 +127,14 @@ def check_crossing(answer: Texts | Failure) -> Texts | Failure:
 
 
 class _Checker(pickle.Pickler):
-    """Pickler that leaves out tensors, which cross through shared memory."""
+    """Pickler that skips tensors, which are sent through shared memory."""
 
     def persistent_id(self, value: object) -> str | None:
         return "tensor" if isinstance(value, torch.Tensor) else None
 
 
 def describe_samples(dataset: object, indices: Ints) -> str:
-    """Return the samples of a micro-batch for a message."""
+    """Return the samples of a micro-batch in words for a message."""
     numbers = indices.tolist()
     text = "sample " + ", ".join(map(str, numbers[:_NAMED]))
     if len(numbers) > _NAMED:
@@ -147,7 +147,7 @@ def describe_samples(dataset: object, indices: Ints) -> str:
 
 
 def _find_culprit(dataset: RowWriter, rows: Mapping[str, Array], indices: Ints, epoch: int) -> str:
-    """Try the samples one by one, and name the one that fails alone, else all."""
+    """Write the samples one by one, and return the first one that fails, else all of them."""
     for number in range(len(indices)):
         single = slice(number, number + 1)
         single_row = {name: array[single] for name, array in rows.items()}
@@ -164,12 +164,12 @@ Jobs = SimpleQueue[tuple[int, RowTask, Answers] | None]
 
 
 class Workers(Protocol):
-    """Workers that run tasks. `tasks` may end and yield more later, while an answer is outstanding."""
+    """Workers that run tasks. `tasks` may end and yield more later, while an answer is pending."""
 
     def run(self, tasks: Iterator[RowTask], depth: int) -> Iterator[Answer]:
         """Yield the answers in the order of the tasks.
 
-        Up to `depth` of them are under way beside the one that is answered.
+        Up to `depth` tasks are in progress, in addition to the one that is answered next.
         """
 
     def close(self) -> None:
@@ -177,13 +177,13 @@ class Workers(Protocol):
 
 
 class InlineWorkers:
-    """The main thread."""
+    """The main thread as the only worker."""
 
     def __init__(self, dataset: RowWriter) -> None:
         self.dataset = dataset
 
     def run(self, tasks: Iterator[RowTask], depth: int) -> Iterator[Answer]:
-        """Do each task when its answer is wanted."""
+        """Run each task when its answer is needed."""
         while (task := next(tasks, None)) is not None:
             yield task, write(self.dataset, task.slot.arrays, task.first, task.stop, task.epoch)
 
@@ -192,13 +192,13 @@ class InlineWorkers:
 
 
 class ThreadWorkers:
-    """Threads of this process, for datasets that spend their time outside the interpreter's lock.
+    """Threads of this process, for datasets that spend most time without the interpreter's lock.
 
-    They are daemons: one that hangs on a dead network disk cannot keep the process from ending.
+    They are daemons, so a thread that hangs on a network disk does not keep the process from ending.
 
     Args:
-        dataset: Written by all threads at once.
-        threads: How many.
+        dataset: The dataset, which all threads read at once.
+        threads: Number of threads.
         timeout_s: Longest wait for one micro-batch.
     """
 
@@ -214,18 +214,18 @@ class ThreadWorkers:
         for number in range(threads):
             thread = threading.Thread(
                 target=_work,
-                args=(dataset, self._todo, closing, ready),  # not self: it would be kept alive
+                args=(dataset, self._todo, closing, ready),  # not self, which would be kept alive
                 name=f"lit_data-{number}",
                 daemon=True,
             )
             thread.start()
             _running.add(thread)
         ready.wait()
-        # Each thread has a number of its own; threads to come would start with that of the workers.
+        # Each thread has its own number of threads; later threads would start with the workers' number.
         torch.set_num_threads(torch_threads)
 
     def run(self, tasks: Iterator[RowTask], depth: int) -> Iterator[Answer]:
-        """Hand out tasks ahead and wait for the answers.
+        """Issue tasks ahead and wait for the answers.
 
         Raises:
             WorkerDiedError: A task took longer than the timeout.
@@ -248,7 +248,7 @@ class ThreadWorkers:
                 yield ahead.pop(number), done.pop(number)
 
     def close(self) -> None:
-        """Let the threads end after the task they are at."""
+        """Let the threads end after their current task."""
         self._end()
 
     def _wait(
@@ -258,7 +258,7 @@ class ThreadWorkers:
         done: dict[int, Texts | Failure],
         ahead: dict[int, RowTask],
     ) -> None:
-        """Take in answers until that of one task is there."""
+        """Receive answers until the answer of one task has arrived."""
         deadline_s = time.monotonic() + self.timeout_s
         while number not in done:
             try:
@@ -270,13 +270,13 @@ class ThreadWorkers:
 
 
 def log_opencv_threads() -> None:
-    """Log the number of threads that the user gave OpenCV, which holds in workers too."""
+    """Log the number of OpenCV's threads if the user set it, because it also applies in workers."""
     if THREADS_VARIABLE in os.environ:
         log.info("workers keep %s=%s", THREADS_VARIABLE, os.environ[THREADS_VARIABLE])
 
 
 def hang_text(worker: str, timeout_s: float, samples: str) -> str:
-    """Return the message about a worker that did not answer."""
+    """Return the message for a worker that did not answer in time."""
     return (
         f"{worker} was not ready with {samples} after timeout_s={timeout_s:g} s: is the disk or "
         "the network folder reachable? If the samples only take long, raise data.loader.timeout_s"
@@ -284,10 +284,10 @@ def hang_text(worker: str, timeout_s: float, samples: str) -> str:
 
 
 class _OpenCV:
-    """Threads of OpenCV, which are taken from it while at least one loader runs threads.
+    """Threads of OpenCV, which are turned off while at least one loader uses threads.
 
-    OpenCV starts a thread for each core on every call; several of our threads would each wait for
-    them. A number that the user gave it stays. Afterwards it has those that it had.
+    OpenCV starts a thread for each core on every call, and several worker threads would each wait
+    for theirs. A number that the user set is kept. Afterwards the previous number is restored.
     """
 
     def __init__(self) -> None:
@@ -304,7 +304,7 @@ class _OpenCV:
             self._before = None
 
     def quieten(self) -> None:
-        """Take its threads, also where a dataset imports it late."""
+        """Turn off OpenCV's threads, also if a dataset imports it late."""
         cv2: Any = sys.modules.get("cv2")
         if (
             self._before is None
@@ -319,8 +319,8 @@ _opencv = _OpenCV()
 
 
 def take_one_core() -> None:
-    """Have torch compute in this thread alone; threads to come would start so too."""
-    # The first call in a thread takes over the number of the main thread: not after the next one.
+    """Have torch compute in this thread alone; threads that start later inherit that."""
+    # The first call in a thread sets the main thread's number: call it before the next one.
     torch.get_num_threads()
     torch.set_num_threads(1)
 
@@ -335,29 +335,29 @@ def _work(
             number, task, answers = job
             answers.put((number, _answer(dataset, task)))
             del task, answers
-        del job  # or the slot would be kept alive while this thread waits
+        del job  # otherwise the slot would be kept alive while this thread waits
 
 
 def _answer(dataset: RowWriter, task: RowTask) -> Texts | Failure:
     try:
         return write(dataset, task.slot.arrays, task.first, task.stop, task.epoch)
     except BaseException as error:
-        # Else the thread would end in silence, and its task be waited for.
+        # Otherwise the thread would end without a message, and its answer would never arrive.
         return Failure(error, traceback.format_exc(), describe_samples(dataset, task.indices))
 
 
 def _await_threads() -> None:
-    """Give threads that are ending time to do so before the interpreter exits.
+    """Give threads time to end before the interpreter exits.
 
-    It stops those that are left, and one that is in C++ code then, such as an operation of torch,
-    takes the process down with it (SIGABRT).
+    The interpreter stops the others. A thread that is in C++ code at that moment, such as an
+    operation of torch, aborts the process (SIGABRT).
     """
     deadline_s = time.monotonic() + _EXIT_S
     for thread in list(_running):
         thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
-# Finalizers run last to first at the exit: this one after those that end the threads.
+# Finalizers run in reverse order at exit: this one runs after those that end the threads.
 weakref.finalize(ThreadWorkers, _await_threads)
 
 

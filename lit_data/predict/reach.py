@@ -1,4 +1,4 @@
-"""Reach of a net, by which tiles overlap, and by which their seams have a margin."""
+"""Reach of a net, which determines the overlap of tiles and the margin of their seams."""
 
 import logging
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from lit_data.predict.options import PredictOptions
 
 log = logging.getLogger(__name__)
 
-_MEASURED_PX = 256  # of the tile by which it is measured how far a net sees
+_MEASURED_PX = 256  # side of the tile with which the reach is measured
 
 
 def measure_reach_px(
@@ -24,22 +24,22 @@ def measure_reach_px(
     *,
     multiple_px: int = 1,
 ) -> int | None:
-    """Return the pixels to each side on which a net's value of a pixel depends.
+    """Return how many pixels to each side affect a net's value at a pixel.
 
     That is half its receptive field.
 
-    One pixel in the middle of a tile is not a number, and neither are the values that depend on it:
-    they need no threshold, and one call at each end of a period of the net's stride. A net that
-    replaces such values (by ``where`` or ``nan_to_num``) seems to see less than it does.
+    A pixel in the middle of a tile is set to NaN, and all values that depend on it become NaN, so no
+    threshold is needed. The net is called once for each end of a period of its stride. The result is
+    too small for a net that replaces NaN (by ``where`` or ``nan_to_num``).
 
     Args:
-        call: From [1, C, h, w] float32 to [1, K, h, w].
-        channels: C.
+        call: Net from [1, C, h, w] float32 to [1, K, h, w].
+        channels: Number of channels C.
         tile_px: (h, w).
         multiple_px: Total stride of the net.
 
     Returns:
-        The larger of both axes; None where it sees as far as the tile's border, at least.
+        The larger value of both axes; None if the reach extends to the tile's border or beyond.
     """
     middle_y, middle_x = (side // 2 // multiple_px * multiple_px for side in tile_px)
     farthest = 0
@@ -57,7 +57,7 @@ def _measure_at(
     tile_px: Size,
     pixel: tuple[int, int],
 ) -> int | None:
-    """Return the reach from one pixel (y, x); None where it ends at the border of the tile."""
+    """Return the reach from one pixel (y, x); None if it extends to the border of the tile."""
     tile = torch.zeros(1, channels, *tile_px)
     tile[:, :, pixel[0], pixel[1]] = torch.nan
     is_touched = call(tile).isnan().any(1)[0]
@@ -66,7 +66,7 @@ def _measure_at(
         touched = is_touched.any(1 - axis).nonzero().flatten().tolist()
         if not touched:
             continue
-        # at the border the reach may be cut off
+        # at the border the reach may be truncated
         if touched[0] == 0 or touched[-1] == tile_px[axis] - 1:
             return None
         farthest = max(farthest, middle - touched[0], touched[-1] - middle)
@@ -76,7 +76,7 @@ def _measure_at(
 def find_reach_px(
     forward: Forward, channels: int, tile_px: Size, *, multiple_px: int
 ) -> int | None:
-    """Return the receptive field of a net to each side, px; None if it reaches beyond a tile.
+    """Return the reach of a net to each side, px; None if it extends beyond a tile.
 
     Raises:
         BatchMemoryError: A single tile does not fit into memory.
@@ -90,16 +90,16 @@ def find_reach_px(
 def measure_overlap_px(
     net: nn.Module, channels: int, options: PredictOptions, device: torch.device
 ) -> int:
-    """Return the net's receptive field; a quarter of a tile if half does not hold that.
+    """Return the overlap of tiles, px: twice the net's reach, or a quarter of a tile if that is too much.
 
     Args:
         net: A `ProbabilityNet`.
-        channels: Of a tile.
-        options: Tiles.
-        device: Where the net computes.
+        channels: Channels of a tile.
+        options: Options with the size of tiles.
+        device: Device of the net.
 
     Raises:
-        ConfigError: The net gives no probability.
+        ConfigError: The net returns no probabilities.
         BatchMemoryError: A single tile does not fit into memory.
     """
     height_px, width_px = options.tile_sides_px
@@ -109,13 +109,13 @@ def measure_overlap_px(
     shorter_px = min(height_px, width_px)
     if reach_px is None or 2 * reach_px > shorter_px // 2:
         log.warning(
-            "the net's receptive field exceeds a quarter of a tile (%d px), so seams may differ "
-            "from a prediction of the whole image: set predict.tile_px and predict.overlap_px, "
-            "or predict.blend=gaussian",
+            "the net's receptive field is too large for tiles of %d px, so seams may differ from a "
+            "prediction of the whole image: set predict.tile_px and predict.overlap_px, or "
+            "predict.blend=gaussian",
             shorter_px,
         )
         return shorter_px // 4
-    # Each tile keeps its half of the overlap, and has to see as far beyond that as the net does.
+    # Each tile keeps its half of the overlap, and needs the net's reach beyond it.
     overlap_px = 2 * reach_px
     log.info(
         "tiles of %d x %d px overlap by %d px, because the net sees %d px to each side",

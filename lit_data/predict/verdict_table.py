@@ -1,4 +1,4 @@
-"""`VerdictTable`: ``images.csv``, the verdicts of all images of a run, the same for all kinds of data."""
+"""`VerdictTable`: ``images.csv``, the verdicts of all images of a run, for all kinds of data."""
 
 import logging
 from collections import Counter
@@ -18,28 +18,28 @@ Row = Mapping[str, Any]
 
 COLUMNS = ("image", "score", "verdict")
 COUNTED_COLUMNS = ("image", "score", "defects", "verdict")
-"""Where the defects of an image are counted."""
+"""Columns if the defects of an image are counted."""
 
 _TRUTHS = (GOOD, DEFECT)
-_MANY = 10  # images that are not all defective, as a rule
+_MANY = 10  # so many images are usually not all defective
 
 
 class VerdictTable:
-    """Verdicts of the images of a run, by their scores and one rule.
+    """Table with the verdicts of all images of a run, by their scores and one rule.
 
-    The columns ``image``, ``score`` and ``verdict`` are always there; ``truth`` and ``kind`` where the
-    truth is known of every image; ``guarantee`` of a calibrated run.
+    It always has the columns ``image``, ``score`` and ``verdict``. It has ``truth`` and ``kind`` if
+    the truth of every image is known, and ``guarantee`` if the run is calibrated.
 
     Args:
-        truth: Knows which images show a defect.
+        truth: Truth of the images.
         bank: The images.
-        run: With the calibration, if there is one, and the doubt.
-        options: With the threshold of images.
-        expects_good: Many images that are all defective are worth a warning, also where no score
-            decides; with boxes they may be photographs that all show an object.
+        run: Run with the calibration, if any, and the doubt.
+        options: Options with the threshold of image scores.
+        expects_good: Warn if all of many images are defective, also if no score decides; False for
+            boxes, because all photographs may show an object.
 
     Attributes:
-        judge: The rule.
+        judge: Rule for the verdicts.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class VerdictTable:
         self._expects_good = expects_good or self.judge.goes_by_score
 
     def measure_margin(self, score: float, default: float) -> float:
-        """Return how far a score is from where the verdict changes.
+        """Return the distance of a score from the value at which the verdict changes.
 
         Args:
-            score: Of an image.
-            default: Where that is if no score decides.
+            score: Score of an image.
+            default: That value if no score decides.
         """
         judge = self.judge
         if judge.review is not None:
@@ -73,12 +73,12 @@ class VerdictTable:
         return abs(score - (default if judge.threshold is None else judge.threshold))
 
     def make_row(self, entry: Entry, number: int, *, is_found: bool) -> dict[str, Any]:
-        """Return the row of an image; its truth is empty where nothing says it.
+        """Return the row of an image; its truth is empty if it is unknown.
 
         Args:
-            entry: Its score, and as its note which references do not fit.
-            number: Of the image.
-            is_found: A defect is found in it.
+            entry: Score of the image, and a note with the references that do not fit.
+            number: Number of the image.
+            is_found: A defect was found in it.
         """
         has_defect = self._truth.has_defect(number)
         return {
@@ -100,14 +100,14 @@ class VerdictTable:
         """Write ``images.csv``.
 
         Args:
-            writer: Of the run.
-            rows: Of all images, see `make_row`.
-            columns: Those that come first.
-            others: Columns that come behind the truth.
+            writer: Writer of the run.
+            rows: Rows of all images, see `make_row`.
+            columns: First columns.
+            others: Columns after the truth.
 
         Returns:
-            Images with the verdict ``defect``, and where they are known the guarantee, misses, false
-            alarms and AUROC.
+            Number of images with the verdict ``defect``, and the guarantee, misses, false alarms and
+                AUROC if they are known.
         """
         is_known = self.is_known(rows)
         names = (*columns, *(("truth", "kind") if is_known else ()), *others)
@@ -133,11 +133,11 @@ class VerdictTable:
         return metrics | score_verdicts(rows)
 
     def is_known(self, rows: Sequence[Row]) -> bool:
-        """Return True if the truth of every image is known; that of some alone is of no help."""
+        """Return True if the truth of every image is known."""
         return bool(rows) and all(row["truth"] for row in rows)
 
     def _find_guarantee(self, writer: PredictionWriter, rows: Sequence[Row]) -> str:
-        """Return the bounds of the verdicts, or that they are withdrawn; empty without any."""
+        """Return the guarantee of the verdicts, which may be withdrawn; empty if there is none."""
         if self._calibration is None or self._doubt:
             return ""
         numbers = [writer.numbers[row["image"]] for row in rows]
@@ -146,7 +146,7 @@ class VerdictTable:
     def _warn(self, rows: Sequence[Row]) -> None:
         if self._doubt:
             log.warning(
-                "%s: verdicts are %s, train longer or look at report.html of the run",
+                "%s: all verdicts are %s: train longer, or look at report.html of the run",
                 self._doubt,
                 UNSURE,
             )
@@ -161,7 +161,7 @@ class VerdictTable:
 
 
 def rank_errors(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Return defective images from the lowest score up, and good ones from the highest down."""
+    """Return defective images in ascending order of scores, and good ones in descending order."""
     defective = [row for row in rows if row["truth"] == DEFECT]
     good = [row for row in rows if row["truth"] == GOOD]
     defective.sort(key=lambda row: row["score"])
@@ -175,7 +175,7 @@ def is_wrong(row: Row) -> bool:
 
 
 def describe_row(row: Row) -> str:
-    """Return what a model says of an image and whether that is right, for the title of a picture."""
+    """Return the verdict and score of an image, and whether it is wrong, for a picture's title."""
     score = f"score {row['score']:.2f}"
     if not row["truth"]:
         return f"{row['verdict']}, {score}"

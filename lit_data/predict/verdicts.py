@@ -1,4 +1,4 @@
-"""`Calibration`: thresholds of verdicts with bounded errors, in a file beside their checkpoint."""
+"""`Calibration`: thresholds of verdicts with bounded errors, in a file next to the checkpoint."""
 
 import json
 import logging
@@ -24,27 +24,27 @@ from lit_inspect.verdicts import DEFECT, GOOD, Judge
 
 log = logging.getLogger(__name__)
 
-_VERSION = 2  # of 1 the scores had six decimals
+_VERSION = 2  # scores of version 1 had six decimals
 _ENDING = ".calibration.json"
 _MOST_BYTES = 2**24
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Thresholds of image scores, the bounds that they keep, and what they hold for.
+    """Thresholds of image scores, their bounds on errors, and the conditions under which they hold.
 
     Args:
-        good_below: Scores below it are ``good``.
-        defect_above: Of the others those above it are ``defect``; the rest is for ``review``.
-        miss: Bound of the fraction of defective images that are called good.
-        false_alarms: Bound of the fraction of good images that are called defective.
-        confidence: Probability that a bound holds, of each.
-        unit: Independent of each other: ``image`` or ``lot``.
-        checkpoint_sha256: Of the weights.
-        conditions: Options that scores depend on.
-        features: [n][3] of the images of the calibration, see `lit_inspect.drift`.
-        defects: Those that the bound of misses is about.
-        version: Of this file.
+        good_below: Images with scores below it are ``good``.
+        defect_above: Of the others, images with scores above it are ``defect``, the rest ``review``.
+        miss: Bound on the fraction of defective images that are called good.
+        false_alarms: Bound on the fraction of good images that are called defective.
+        confidence: Probability that each bound holds.
+        unit: The unit whose samples are independent: ``image`` or ``lot``.
+        checkpoint_sha256: Checksum of the checkpoint.
+        conditions: Options that affect scores.
+        features: [n][3] features of the calibration images, see `lit_inspect.drift`.
+        defects: Kind of defects to which the bound on misses applies.
+        version: Version of the file format.
     """
 
     good_below: float
@@ -61,12 +61,12 @@ class Calibration:
 
     @property
     def judge(self) -> Judge:
-        """Return the rule of the verdicts."""
+        """Return the rule for verdicts."""
         return Judge(review=(self.good_below, self.defect_above))
 
     @property
     def promise(self) -> str:
-        """Bounds in words, as ``images.csv`` has them."""
+        """Return the bounds in words for ``images.csv``."""
         misses = "misses" if self.defects == "real" else "misses of synthetic defects"
         return (
             f"{misses} <= {self.miss:g} and false alarms <= {self.false_alarms:g}, "
@@ -74,7 +74,7 @@ class Calibration:
         )
 
     def guarantee(self, bank: ImageBank, numbers: Sequence[int]) -> str:
-        """Return the promise for the verdicts of some images, or that it is withdrawn, and why."""
+        """Return the promise for the verdicts of some images; withdraw it if the images have drifted."""
         feature = find_drift(np.array(self.features), describe_images(bank, numbers))
         if feature is None:
             return self.promise
@@ -87,10 +87,10 @@ class Calibration:
 
 
 class KnowsTruth(Protocol):
-    """Truth of images by their numbers, such as a datamodule knows it.
+    """Truth of images by their numbers, for example of a datamodule.
 
     Attributes:
-        image_kinds: Kind of each image, ``good`` without a defect; empty if unknown.
+        image_kinds: Kind of each image, ``good`` for one without a defect; empty if unknown.
     """
 
     @property
@@ -106,22 +106,22 @@ class KnowsTruth(Protocol):
 
 
 class TellsDoubt(KnowsTruth, Protocol):
-    """Truth that may be doubtful for a reason."""
+    """Truth that may be unknown for a reason."""
 
     def describe_doubt(self) -> str:
-        """Return the reason why the truth is not known, with advice; empty if it is known."""
+        """Return the reason why the truth is unknown, with advice; empty if it is known."""
         ...
 
 
 def choose_judge(
     threshold: float | None, calibration: Calibration | None, doubt: str | None
 ) -> Judge:
-    """Return the rule by which a run gives verdicts.
+    """Return the rule for the verdicts of a run.
 
     Args:
-        threshold: Of the options, or the one that validation chose.
-        calibration: Takes its place.
-        doubt: Why the model is worth nothing.
+        threshold: Threshold of the options, or the one that validation chose.
+        calibration: Calibration whose thresholds replace it, if any.
+        doubt: Reason why the model is not reliable, if any.
     """
     if calibration is not None:
         return replace(calibration.judge, is_unsure=bool(doubt))
@@ -129,7 +129,7 @@ def choose_judge(
 
 
 def describe_images(bank: ImageBank, numbers: Sequence[int]) -> Doubles:
-    """Return the features of some images by the middle of each: [n, 3]."""
+    """Return the features of the center of some images: [n, 3]."""
     rows = [describe_pixels(cut_middle(bank, number, LOOKED_AT_PX)) for number in numbers]
     return np.array(rows).reshape(-1, len(FEATURES))
 
@@ -138,11 +138,12 @@ def score_verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Compare verdicts with the truth.
 
     Args:
-        rows: Of ``images.csv``.
+        rows: Rows of ``images.csv``.
 
     Returns:
-        ``predict/missed`` and ``predict/false_alarms``, images; and ``predict/image_auroc`` of all,
-        NaN where not both are there, and of each kind against the good ones.
+        ``predict/missed`` and ``predict/false_alarms`` count images; ``predict/image_auroc`` is NaN
+            unless there are good and defective images. Each kind also has its AUROC against good
+            images if there are several kinds.
     """
     good = [row for row in rows if row["truth"] == GOOD]
     defective = [row for row in rows if row["truth"] == DEFECT]
@@ -155,7 +156,7 @@ def score_verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return metrics
     metrics["predict/image_auroc"] = _measure_auroc(good, defective)
     kinds = sorted({row["kind"] for row in defective})
-    if len(kinds) > 1:  # of a single kind it would be the same number again
+    if len(kinds) > 1:  # for a single kind it would be the same number
         for kind in kinds:
             of_kind = [row for row in defective if row["kind"] == kind]
             metrics[f"predict/image_auroc_{kind}"] = _measure_auroc(good, of_kind)
@@ -171,7 +172,7 @@ def _measure_auroc(
 
 
 def write_calibration(checkpoint: Path, calibration: Calibration) -> Path:
-    """Write a calibration beside its checkpoint, whole or not at all; return the path.
+    """Write a calibration next to its checkpoint as a whole; return the path.
 
     Raises:
         StoreError: The file cannot be written.
@@ -182,10 +183,10 @@ def write_calibration(checkpoint: Path, calibration: Calibration) -> Path:
 
 
 def check_writable(checkpoint: Path) -> None:
-    """Refuse a checkpoint beside which no calibration can be written.
+    """Refuse a checkpoint if no calibration can be written next to it.
 
     Raises:
-        StoreError: Its folder is read-only or full.
+        StoreError: The folder is read-only or the disk is full.
     """
     try:
         try_writing(checkpoint.parent)
@@ -197,14 +198,14 @@ def check_writable(checkpoint: Path) -> None:
 
 
 def find_calibration(checkpoint: Path, conditions: Mapping[str, Any]) -> Calibration | None:
-    """Return the calibration of a checkpoint if it applies, and log if it does not.
+    """Return the calibration of a checkpoint if it applies; log the reason if it does not.
 
     Args:
-        checkpoint: The file of the weights.
-        conditions: Options that scores depend on, as they are now.
+        checkpoint: The checkpoint file.
+        conditions: Current values of the options that affect scores.
 
     Raises:
-        StoreError: The file beside the checkpoint is damaged.
+        StoreError: The file next to the checkpoint is damaged.
     """
     path = _path_of(checkpoint)
     if checkpoint.is_dir() or not is_there(path):
@@ -219,8 +220,7 @@ def find_calibration(checkpoint: Path, conditions: Mapping[str, Any]) -> Calibra
     changes = list(_list_changes(calibration.conditions, conditions))
     if changes:
         log.warning(
-            "verdicts have no guarantee, because the scores differ from those that %s was made "
-            "with: %s",
+            "verdicts have no guarantee, because options differ from those of %s: %s",
             show_path(path),
             "; ".join(changes),
         )
@@ -233,10 +233,10 @@ def _path_of(checkpoint: Path) -> Path:
 
 
 def _read(path: Path) -> Calibration:
-    """Read a file that may be anybody's.
+    """Read and validate a file from an untrusted source.
 
     Raises:
-        StoreError: It is damaged.
+        StoreError: The file is damaged.
     """
     from lit_data.predict.calibration_file import CONTENT
 
@@ -254,7 +254,7 @@ def _read(path: Path) -> Calibration:
 def _list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Yield each option that differs, with both values."""
     values_before = flatten(before)
-    values_now = flatten(json.loads(json.dumps(now)))  # with lists in the place of tuples
+    values_now = flatten(json.loads(json.dumps(now)))  # with lists instead of tuples
     for key in sorted(values_before.keys() | values_now.keys()):
         if values_before.get(key) != values_now.get(key):
-            yield f"{key}={values_now.get(key)}, then {values_before.get(key)}"
+            yield f"{key}={values_now.get(key)} (calibrated with {values_before.get(key)})"

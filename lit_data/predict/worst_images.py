@@ -1,4 +1,4 @@
-"""Pictures of the images whose scores are farthest from their truth."""
+"""Pictures of the images whose scores differ most from their truth."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from lit_inspect.verdicts import GOOD
 
 WORST = 6  # of each kind
 Paint = Callable[[Row], Sequence[Bytes]]
-"""Returns the pictures [h, w, 3] of an image that stand below each other."""
+"""Returns the pictures [h, w, 3] of an image, from top to bottom."""
 
 
 def draw_worst(
@@ -24,15 +24,15 @@ def draw_worst(
     *,
     legend: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> None:
-    """Draw the defective images with the lowest scores above the good ones of the highest.
+    """Draw the defective images with the lowest scores above the good ones with the highest.
 
-    Misses and false alarms have titles in red.
+    Titles of misses and false alarms are red.
 
     Args:
-        rows: Of ``images.csv``, with the truth.
-        path: Of the picture; nothing is drawn without a row.
-        paint: Paints an image.
-        legend: Words, and their colors.
+        rows: Rows of ``images.csv`` with the truth.
+        path: Path of the picture; nothing is drawn if there are no rows.
+        paint: Returns the pictures of an image.
+        legend: Words and their colors.
     """
     groups = [group[:WORST] for group in rank_errors(rows) if group]
     if not groups:

@@ -118,7 +118,7 @@ def test_single_samples_are_never_given_to_threads(fake: Any) -> None:
     fake(1e-3, gain=5)
     found = _choose(0, dataset=[np.float32(number) for number in range(1000)])
     assert (found.kind, found.thread_gain) == ("process", None)
-    assert "single samples are not made by threads" in found.reason
+    assert "threads do not read single samples" in found.reason
 
 
 def test_a_container_s_limits_hold(monkeypatch: pytest.MonkeyPatch) -> None:

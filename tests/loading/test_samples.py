@@ -127,8 +127,8 @@ def test_set_epoch_reaches_the_dataset_in_workers_that_stay() -> None:
         (lambda index: {"x": np.zeros((2, 2 + (index == 3)))},
          r"x has shape \[2, 3\] and that of sample 0 has \[2, 2\]"),
         (lambda index: {"x": 1} if index != 3 else {"y": 1},
-         r"a sample is a dict of \['y'\] and sample 0 a dict of \['x'\]"),
-        (lambda index: (1, 2) if index != 3 else (1, 2, 3), "a sample is a tuple of 3 and sample 0 a list of 2"),
+         r"a sample is a dict of \['y'\], and sample 0 is a dict of \['x'\]"),
+        (lambda index: (1, 2) if index != 3 else (1, 2, 3), "a sample is a tuple of 3, and sample 0 is a list of 2"),
         (lambda index: 1 if index != 3 else 1.5, "a sample is 1.5, and that of sample 0 has dtype int64, which cannot"),
         (lambda index: torch.ones(2**18, dtype=torch.uint8 if index != 3 else torch.float32),  # read one at a time
          "a sample has dtype float32 and that of sample 0 has uint8"),

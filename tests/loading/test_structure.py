@@ -113,14 +113,17 @@ def _as_lists(value: Any) -> Any:
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        ([{"x": ["a", "b"]}, {"x": "ab"}], "a sample is a str and sample 0 a list of 2"),
-        ([{"x": [1, 2]}, {"x": 12}], "a sample is a int and sample 0 a list of 2"),
-        ([{"x": 1}, {"x": "a"}], "x is a str without numbers and that of sample 0 has dtype int64"),
+        ([{"x": ["a", "b"]}, {"x": "ab"}], "a sample is a str, and sample 0 is a list of 2"),
+        ([{"x": [1, 2]}, {"x": 12}], "a sample is a int, and sample 0 is a list of 2"),
+        (
+            [{"x": 1}, {"x": "a"}],
+            "x is a str without numbers, and that of sample 0 has dtype int64",
+        ),
         (
             [{"x": 1}, {"x": None}],
-            "x is a NoneType without numbers and that of sample 0 has dtype int64",
+            "x is a NoneType without numbers, and that of sample 0 has dtype int64",
         ),
-        ([{"x": np.zeros(1)}, {"x": np.array(["a"])}], "x is a ndarray without numbers and that"),
+        ([{"x": np.zeros(1)}, {"x": np.array(["a"])}], "x is a ndarray without numbers, and that"),
     ],
 )
 def test_values_of_another_kind_are_refused(samples: list[Any], message: str) -> None:

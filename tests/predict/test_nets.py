@@ -75,7 +75,7 @@ def test_tiles_overlap_as_far_as_the_net_sees(caplog: pytest.LogCaptureFixture) 
     assert _choose(3, (100, 100), overlap_px=10) == 10
     assert not caplog.records or "sees farther" not in caplog.text
     assert _choose(20, (100, 100)) == _choose(None, (100, 100)) == 16
-    assert "the net's receptive field exceeds a quarter of a tile (64 px)" in caplog.text
+    assert "the net's receptive field is too large for tiles of 64 px" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,10 @@ __all__ = [
 
 _MODULES = {"Inspector": "inspector", "Verdict": "inspector", "Box": "boxes", "Limits": "net"}
 
-if not TYPE_CHECKING:  # else any name would pass
+if not TYPE_CHECKING:  # otherwise mypy would accept any name
 
     def __getattr__(name: str) -> Any:  # noqa: ANN401 - of any of its types
-        """Import a name where it is first used: lit_data takes single parts in all of its processes."""
+        """Import a name on first use, because all processes of lit_data use only some parts."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)

@@ -68,7 +68,7 @@ def _print_error(text: str) -> None:
 
 
 def _give_up(reason: str) -> None:
-    """End the process from another thread, as nothing else stops the net."""
+    """End the process from another thread, because nothing else stops the net."""
     _print_error(reason)
     os._exit(BoardError.exit_code)
 
@@ -102,14 +102,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _inspect(inspector: Inspector, results: Results, folder: Path, group: Group) -> str:
-    """Note what becomes of an image, and return it in a word."""
+    """Inspect an image, record its result, and return it in one word."""
     path = folder / group.name
     try:
         return results.add(group.name, inspector.open_group(folder, group)).verdict
     except AnswerError as error:
         results.note_unanswered(group.name, path, str(error))
         return REVIEW
-    except (ImageError, UsageError) as error:  # one that does not fit the model is bad too
+    except (ImageError, UsageError) as error:  # an image that does not fit the model is bad too
         results.note_bad(path, str(error))
         return "bad"
 

@@ -28,7 +28,7 @@ _MOST_PARTS = 1000
 _ENTRY_BYTES = 256  # of a part in the directory
 _PIECE_BYTES = 2**20
 _END = struct.Struct("<4s4H2LH")
-_LOCATOR_BYTES = 20  # before the end, where a zip has a second directory of 64 bit
+_LOCATOR_BYTES = 20  # before the end record, in a zip with a second directory of 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +104,12 @@ def read_board(path: str | os.PathLike[str]) -> Board:
             return _read_parts(stream)
         except BoardError as error:
             raise BoardError(f"{path}: {error}") from error
-        except Exception as error:  # whatever a foreign zip or JSON makes of its reader
+        except Exception as error:  # a foreign zip or JSON can cause any error in its reader
             raise BoardError(f"{path}: not an .inspect file ({describe_error(error)})") from error
 
 
 def _check_digest(stream: BinaryIO) -> None:
-    """Compare the SHA-256 of a file with its last bytes, in pieces."""
+    """Compare the SHA-256 of a file with its last bytes."""
     missing = os.fstat(stream.fileno()).st_size - _DIGEST_BYTES
     if missing > _MOST_BYTES:
         raise BoardError(f"more than {_MOST_BYTES} bytes, which no .inspect file has")
@@ -130,7 +130,7 @@ def _read_parts(stream: BinaryIO) -> Board:
         names = [info.filename for info in infos]
         is_packed = any(info.compress_type != zipfile.ZIP_STORED for info in infos)
         if is_packed or sum(info.file_size for info in infos) > size_bytes:
-            raise BoardError("its parts are compressed, and must be stored as they are")
+            raise BoardError("its parts are compressed, but must be stored uncompressed")
         if archive.getinfo(MANIFEST).file_size > _MOST_MANIFEST_BYTES:
             raise BoardError(f"inspect.json has more than {_MOST_MANIFEST_BYTES} bytes")
         contents = {name: archive.read(name) for name in names}
@@ -147,7 +147,7 @@ def _read_parts(stream: BinaryIO) -> Board:
 
 
 def _check_directory(stream: BinaryIO) -> int:
-    """Refuse a directory of more parts than a file has, unread; return the bytes of the zip."""
+    """Refuse a directory of too many parts before it is read; return the bytes of the zip."""
     size_bytes = os.fstat(stream.fileno()).st_size - _DIGEST_BYTES
     start = max(0, size_bytes - _END.size - _LOCATOR_BYTES)
     stream.seek(start)

@@ -1,4 +1,4 @@
-"""Types and ranges of the numbers and texts in a file, and how they are read."""
+"""Types and ranges of the numbers and strings in a file, and the rules for reading them."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -9,14 +9,14 @@ from pydantic import AfterValidator, ConfigDict, Field
 from lit_inspect.errors import escape
 
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-"""No number is read from a text, and nothing that is not known is passed over."""
+"""Strings are not converted to numbers, and unknown keys are refused."""
 
 MOST_CHANNELS = 16
 MOST_VALUES = 2**26
-"""Of what a net is given at a time: channels x height x width."""
+"""Most values in an input of the net: channels x height x width."""
 
 MOST_VIEWS = 16
-"""Of a pixel along an axis, by tiles or windows that overlap."""
+"""Most tiles or windows along an axis that may overlap at a pixel."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 

@@ -17,17 +17,17 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 LEAST_SCORE = 0.01
-"""Boxes of lower scores count for nothing: average precision and images are ranked by all others."""
+"""Boxes with lower scores are ignored in average precision and in the scores of images."""
 
 _MOST_FOUND = 100
 _MOST_COMPARED = 1000
-_BELOW = 0.999  # of the threshold: what joins windows may be a little less sure
+_BELOW = 0.999  # factor of the threshold: boxes that help to join windows may score slightly lower
 _SAME_IOU = 0.4
-"""Boxes of one class in two windows that overlap more are one object: of 8 px, they may lie 2 px apart."""
+"""Boxes of one class in two windows that overlap more are one object; 8 px boxes may be 2 px apart."""
 _CUT_PX = 2.0
-"""Boxes that come as near to an edge inside the image may be cut there."""
+"""Boxes that are this near to the edge of their window, inside the image, may be cut there."""
 _COVERED = 0.5
-"""Fraction of the area of a cut box that a box of another window covers, which then shows the rest too."""
+"""If a box of another window covers this fraction of a cut box, it shows the rest of the object too."""
 _SMALLEST = 1e-9
 _GOLDEN_PLACES = 1000
 
@@ -69,7 +69,7 @@ class Objects(NamedTuple):
     scores: NDArray[np.float32]
 
     def take(self, rows: NDArray[Any]) -> "Objects":
-        """Return some of them, by numbers or by a mask."""
+        """Return some of the objects, by numbers or by a mask."""
         return Objects(self.corners[rows], self.classes[rows], self.scores[rows])
 
 
@@ -108,7 +108,7 @@ class BoxRules:
     iou_threshold: Fraction
 
     def __post_init__(self) -> None:
-        """Check that windows leave no gap, and are not countless."""
+        """Check that windows leave no gaps and do not overlap too often."""
         if self.stride_px is None:
             return
         for side, stride in zip(self.sample_px, self.stride_px, strict=True):
@@ -121,7 +121,7 @@ class BoxRules:
         if self.stride_px is None:
             pixels = self.fit(image)
             shown_px = pixels.shape[1], pixels.shape[2]
-            # Halves go to even numbers, as in `lit_data.core.mosaic`.
+            # Halves are rounded to even numbers, as in `lit_data.core.mosaic`.
             left = round((self.sample_px[1] - shown_px[1]) / 2)
             top = round((self.sample_px[0] - shown_px[0]) / 2)
             yield self._place(pixels, (0, 0), (left, top))
@@ -186,7 +186,7 @@ class BoxRules:
         return joined.take(is_large & (joined.scores >= threshold)), score
 
     def find_originals(self, objects: Objects, sample: Sample, image: Rows) -> NDArray[Any]:
-        """Return the corners of objects of a sample in px of its image, cut to it."""
+        """Return the corners of objects of a sample in px of its image, clipped to the image."""
         corners = objects.corners.astype(np.float64)
         size_px = _both(image.shape[1:])
         if self.stride_px is not None:
@@ -198,17 +198,17 @@ class BoxRules:
         return cut
 
     def thin(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the rows of [P, 4 + classes] that a golden answer holds, spread over a sample."""
+        """Return the rows of [P, 4 + classes] that a golden answer contains, spread over a sample."""
         return values[:: -(-len(values) // _GOLDEN_PLACES)]
 
 
 def score_image(parts: Sequence[Objects]) -> float:
     """Return the highest score of the boxes of an image; 0 if none is above `LEAST_SCORE`.
 
-    A box that is dropped for one in another window counts too, because both show the same object.
+    A box that was dropped for a box in another window counts too, because both show the same object.
 
     Args:
-        parts: Objects of each sample of the image; those that lie beside the image have no area.
+        parts: Objects of each sample of the image; objects outside of the image have no area.
     """
     highest = 0.0
     for objects in parts:
@@ -219,13 +219,13 @@ def score_image(parts: Sequence[Objects]) -> float:
 
 
 def _both(size_px: tuple[int, ...]) -> NDArray[np.float64]:
-    """Return (width, height, width, height), beside corners."""
+    """Return (width, height, width, height), to scale corners."""
     height, width = size_px
     return np.array((width, height) * 2, np.float64)
 
 
 def _find_starts(length_px: int, window_px: int, stride_px: int) -> list[int]:
-    """Return the first pixels of windows along an axis; the last one lies flush with the edge."""
+    """Return the first pixels of windows along an axis; the last window ends at the edge."""
     last = max(length_px - window_px, 0)
     starts = list(range(0, last + 1, stride_px))
     if starts[-1] < last:
@@ -245,7 +245,7 @@ def find_objects(
         values: [P, 4 + classes]: corners in fractions of the sample, and the probability of each
             class.
         sample_px: (height, width).
-        score_threshold: Objects have a higher score.
+        score_threshold: Score that objects must exceed.
         iou_threshold: Boxes of a class that overlap more are dropped.
 
     Raises:
@@ -286,10 +286,10 @@ def _find_areas(boxes: NDArray[Any]) -> NDArray[Any]:
 
 
 def settle_drops(alive: Bools, edges: Ints) -> Bools:
-    """Find the boxes that stay if some drop others: ``stays[j] = no i that stays drops j``.
+    """Find the boxes that stay if boxes drop each other: ``stays[j] = no i that stays drops j``.
 
     Args:
-        alive: [n] boxes that take part.
+        alive: [n] True for boxes to consider.
         edges: [2, E] numbers of boxes, the first of which drops the second if it stays.
     """
     edges = edges[:, alive[edges].all(0)]
@@ -303,14 +303,14 @@ def settle_drops(alive: Bools, edges: Ints) -> Bools:
 
 
 def join_windows(parts: Sequence[Objects], frames: Ints, size_px: tuple[int, ...]) -> Objects:
-    """Join the objects of the windows of an image, each found once.
+    """Join the objects of the windows of an image, without duplicates.
 
     A box that touches the edge of its window, inside the image, is dropped if an uncut box of
     another window covers half of it. If boxes of one class in two windows overlap by more than 0.4,
     the one with the higher score stays. Boxes of the same window never drop each other.
 
     Args:
-        parts: Of each window, in px of the image.
+        parts: Objects of each window, in px of the image.
         frames: [windows, 4] corners of the windows in the image.
         size_px: (height, width) of the image.
 
@@ -348,7 +348,7 @@ def _find_cut(boxes: NDArray[Any], frames: Ints, size_px: tuple[int, ...]) -> Bo
 
 
 def _list_neighbours(counts: Ints, frames: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """Yield for each window the numbers of its boxes, and of those of the windows it overlaps."""
+    """Yield the numbers of the boxes of each window, and of the boxes of windows that overlap it."""
     ends = np.cumsum(counts)
     for window in np.flatnonzero(counts).tolist():
         low = np.maximum(frames[window, :2], frames[:, :2])

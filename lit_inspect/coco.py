@@ -24,7 +24,7 @@ def describe_boxes(boxes: Sequence[Box], size_px: tuple[int, int]) -> str:
 
 
 class CocoTable:
-    """Objects of all images; COCO counts images, annotations and categories from 1."""
+    """COCO table of the objects of all images; images, annotations and categories count from 1."""
 
     def __init__(self) -> None:
         self._images: list[dict[str, Any]] = []
@@ -53,7 +53,7 @@ class CocoTable:
 
 def _describe(box: Box) -> dict[str, Any]:
     corners = np.array((box.left, box.top, box.right, box.bottom))
-    left, top, right, bottom = corners.round(3).tolist()  # which Python rounds otherwise
+    left, top, right, bottom = corners.round(3).tolist()  # Python would round differently
     width, height = right - left, bottom - top
     return {
         "category_id": box.kind + 1,

@@ -2,24 +2,24 @@
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
-    """Return a count and what is counted.
+    """Return a count with the noun or words that follow it.
 
     Args:
-        count: How many there are.
-        one: The words after 1, such as ``image is``.
-        many: The words after all other counts; None: `one` with an s at the end.
+        count: Number of items.
+        one: Words after 1, such as ``image is``.
+        many: Words after all other counts; by default `one` with an s at the end.
     """
     return f"{count} {one if count == 1 else many or f'{one}s'}"
 
 
 def counted_of(count: int, total: int, noun: str, one: str, many: str) -> str:
-    """Return how many of a total, and what holds for them.
+    """Return a count of a total with the words that follow it.
 
     Args:
-        count: How many it holds for.
-        total: How many there are.
-        noun: What each of them is, such as ``image``; its plural ends with s.
-        one: The words if it holds for 1, such as ``is bad``.
-        many: The words for all other counts, such as ``are bad``.
+        count: Number of items that the words apply to.
+        total: Number of all items.
+        noun: Singular of the items, such as ``image``; its plural ends with s.
+        one: Words after a count of 1, such as ``is bad``.
+        many: Words after all other counts, such as ``are bad``.
     """
     return f"{count} of {counted(total, noun)} {one if count == 1 else many}"

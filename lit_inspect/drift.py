@@ -1,4 +1,4 @@
-"""Drift of inputs: detect images that differ from those of a calibration, whose bounds then do not hold.
+"""Drift of inputs: detection of images that differ from those of a calibration, so that its bounds do not hold.
 
 Source: the test of Kolmogorov and Smirnov for two samples, with the approximation of its p-value by
 M. A. Stephens, "Use of the Kolmogorov-Smirnov, Cramér-Von Mises and related statistics without
@@ -24,11 +24,11 @@ Floats = NDArray[np.float64]
 WITHDRAWN = "withdrawn"
 FEATURES = ("gray level", "contrast", "sharpness")
 BLOCK = 200
-"""Images that are compared at a time at least: drift that begins late is not thinned by those before."""
+"""Least number of images to compare at a time, so that earlier images do not hide drift that begins late."""
 _TERMS = 20
 _LEVEL = 0.01  # probability of a false alarm over all blocks and features
 LOOKED_AT_PX = 1024
-"""Side of the middle of an image by which it is described."""
+"""Side of the center of an image from which its features are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Guarantee:
 
     Attributes:
         promise: The bounds in words.
-        features: [n][3] of the images of the calibration.
+        features: [n][3] features of the calibration images.
     """
 
     promise: Text
@@ -47,7 +47,7 @@ class Guarantee:
         """Return the feature in which images differ most from the calibration; None if none differs.
 
         Args:
-            features: [m, 3] of images in their order, see `describe`.
+            features: [m, 3] features of images in their order, see `describe`.
         """
         return find_drift(np.array(self.features), features)
 
@@ -55,20 +55,20 @@ class Guarantee:
 def find_drift(reference: Floats, features: Floats) -> str | None:
     """Return the feature in which images differ most from a reference; None if none differs.
 
-    Blocks of equal length, of `BLOCK` images or somewhat more, are compared in their order. A short
-    last block would often be of one kind or lot.
+    The images are compared in order, in blocks of equal length of `BLOCK` images or slightly more. A
+    short last block would often have only one kind or lot.
 
     Args:
-        reference: [n, F] of the calibration.
-        features: [m, F] of new images.
+        reference: [n, F] features of the calibration.
+        features: [m, F] features of new images.
     """
     if not len(features):
         return None
     is_odd = ~np.isfinite(features).all(0)
-    if is_odd.any():  # no image of the calibration has such a feature
+    if is_odd.any():  # no calibration image has such a value
         return FEATURES[int(is_odd.argmax())]
     blocks = np.array_split(features, max(1, len(features) // BLOCK))
-    # All tests share the level (Bonferroni), so many blocks alarm no more often than one.
+    # All tests share the level (Bonferroni), so many blocks cause no more alarms than one.
     least, name = _LEVEL / (len(blocks) * len(FEATURES)), None
     for block in blocks:
         for number, feature in enumerate(FEATURES):
@@ -79,18 +79,18 @@ def find_drift(reference: Floats, features: Floats) -> str | None:
 
 
 def describe(image: Rows) -> Floats:
-    """Return the `FEATURES` of an image by its middle, see `describe_pixels`."""
+    """Return the `FEATURES` of the center of an image, see `describe_pixels`."""
     return describe_pixels(read_middle(image, LOOKED_AT_PX))
 
 
 def describe_pixels(pixels: NDArray[Any]) -> Floats:
-    """Return the `FEATURES` of an image, which a defect of a few pixels does not change.
+    """Return the `FEATURES` of an image; a defect of a few pixels does not change them.
 
     Args:
-        pixels: [C, H, W]; whole numbers count in parts of the range of their dtype.
+        pixels: [C, H, W]; integers are divided by the range of their dtype.
 
     Returns:
-        [3] median, distance of the quartiles, and mean step from a pixel to the next one.
+        [3] median, interquartile range, and mean difference between adjacent pixels.
     """
     values = pixels.astype(np.float32)
     if pixels.dtype.kind in "ui":
@@ -102,11 +102,11 @@ def describe_pixels(pixels: NDArray[Any]) -> Floats:
 
 
 def p_value_of_same(first: Floats, second: Floats) -> float:
-    """Return the p-value of the hypothesis that two samples have one distribution.
+    """Return the p-value of the hypothesis that two samples have the same distribution.
 
     Args:
-        first: [n].
-        second: [m].
+        first: [n] values.
+        second: [m] values.
     """
     pooled = np.concatenate((first, second))
     below_first = np.searchsorted(np.sort(first), pooled, side="right") / len(first)

@@ -27,7 +27,7 @@ class ImageError(InspectError):
 
 
 class AnswerError(ImageError):
-    """An image for which the net gives no answer, or none from which a verdict can be made."""
+    """An image for which the net gives no answer, or an invalid one."""
 
 
 class BoardError(InspectError):
@@ -52,6 +52,6 @@ def _escape_character(character: str) -> str:
     if character.isprintable():
         return character
     code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:  # how os.fsdecode carries a byte that is not UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # os.fsdecode encodes a byte that is not UTF-8 this way
         return f"\\x{code - 0xDC00:02x}"
     return character.encode("unicode_escape").decode("ascii")

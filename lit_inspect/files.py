@@ -1,4 +1,4 @@
-"""Untrusted files and folders: only regular files are read, and nothing is written through a link."""
+"""Untrusted files and folders: only regular files are read, and links are not followed when writing."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ from lit_inspect.errors import BoardError
 from lit_inspect.replacement import replacing_by_path
 
 _MOST_NAME_BYTES = 255
-_UP = 2  # PNG filter: each byte less the one above it
+_UP = 2  # PNG filter: each byte minus the byte above it
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -37,10 +37,10 @@ def open_regular(path: Path) -> BinaryIO:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an error of the file system into one line.
+    """Replace an error of the file system by one line.
 
     Raises:
-        BoardError: There was one.
+        BoardError: The file system raised an error.
     """
     try:
         yield
@@ -49,14 +49,14 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def make_folders(folder: Path, name: str) -> Path:
-    """Make the folders of a file below a folder, and return the path of the file.
+    """Create the folders of a file below a folder, and return the path of the file.
 
     Args:
-        folder: Where results go; it may be a link itself.
-        name: Of the file below it, with forward slashes.
+        folder: Folder of the results; it may be a link itself.
+        name: Name of the file below it, with forward slashes.
 
     Raises:
-        BoardError: They cannot be made, or one of them is a link.
+        BoardError: The folders cannot be created, or one of them is a link.
     """
     path = folder
     with writing(folder / name):
@@ -72,11 +72,11 @@ def make_folders(folder: Path, name: str) -> Path:
 
 
 def fit_name(name: str, ending: str) -> str:
-    """Return a name with an ending whose last part is no longer than file systems allow.
+    """Return a name with an ending, shortened if its last part is too long for file systems.
 
     Args:
-        name: With forward slashes; the last part of a longer one is cut, and ends with a digest.
-        ending: With the dot.
+        name: Name with forward slashes; a last part that is too long is cut and ends with a digest.
+        ending: Ending with the dot.
     """
     folder, slash, last = name.rpartition("/")
     most_bytes = _MOST_NAME_BYTES - len(ending)
@@ -89,11 +89,11 @@ def fit_name(name: str, ending: str) -> str:
 
 @contextmanager
 def replacing(folder: Path, name: str) -> Iterator[BinaryIO]:
-    """Open a new file that is moved to its place below a folder at the end; after an error it is removed.
+    """Open a new file that replaces a file below a folder at the end; after an error it is removed.
 
     Args:
-        folder: Where results go.
-        name: See `make_folders`, as are the errors. A link of that name is replaced.
+        folder: Folder of the results.
+        name: See `make_folders`, also for errors. A link with that name is replaced.
     """
     path = make_folders(folder, name)
     with writing(path), replacing_by_path(path) as part, part.open("xb") as file:
@@ -103,11 +103,11 @@ def replacing(folder: Path, name: str) -> Iterator[BinaryIO]:
 def write_png(
     folder: Path, name: str, shape: tuple[int, int], parts: Iterable[NDArray[Any]]
 ) -> None:
-    """Write a PNG part by part, whole or not at all.
+    """Write a PNG part by part; after an error there is no file.
 
     Args:
-        folder: Where results go.
-        name: Of the file, see `replacing`.
+        folder: Folder of the results.
+        name: Name of the file, see `replacing`.
         shape: (height, width) px.
         parts: See `encode_png`.
     """
@@ -116,12 +116,12 @@ def write_png(
 
 
 def encode_png(file: BinaryIO, shape: tuple[int, int], parts: Iterable[NDArray[Any]]) -> None:
-    """Write a PNG part by part, quickly rather than small.
+    """Write a PNG part by part; speed is more important than size.
 
     Args:
-        file: Where to.
+        file: File to write to.
         shape: (height, width) px.
-        parts: Its rows from the top, [h, W] or [h, W, 1] uint8 or uint16, or [h, W, 3] in R, G, B.
+        parts: Rows from the top, [h, W] or [h, W, 1] uint8 or uint16, or [h, W, 3] in R, G, B.
     """
     packer = zlib.compressobj(1)
     above = np.zeros((1, 0), np.uint8)
@@ -139,12 +139,12 @@ def encode_png(file: BinaryIO, shape: tuple[int, int], parts: Iterable[NDArray[A
         if above.size:
             filtered[:1, 1:] -= above
         _write_chunk(file, b"IDAT", packer.compress(filtered.data))
-        above = rows[-1:]  # what the first row of the next part is compared with
+        above = rows[-1:]  # the row above the first row of the next part
     _write_chunk(file, b"IDAT", packer.flush())
     _write_chunk(file, b"IEND", b"")
 
 
 def _write_chunk(file: BinaryIO, kind: bytes, data: bytes) -> None:
-    if data or kind == b"IEND":  # the packer may hold all back for now
+    if data or kind == b"IEND":  # the compressor may return nothing yet
         checksum = struct.pack(">I", zlib.crc32(kind + data))
         file.write(struct.pack(">I", len(data)) + kind + data + checksum)

@@ -11,9 +11,9 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
 _TIFF = {b"II*\x00": "<", b"MM\x00*": ">"}
 _PIECE_BYTES = 2**20
-_JPEG_FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # which are tables
-_MOST_SEGMENTS = 10_000  # and stray bytes before the frame of a JPEG
-_BMP_MASKS = 3  # says which bits of a pixel are red, green and blue
+_JPEG_FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # these are tables
+_MOST_SEGMENTS = 10_000  # and stray bytes before the frame of a JPEG file
+_BMP_MASKS = 3  # masks define the red, green and blue bits of a pixel
 _BMP_BYTES = (0xFF0000, 0xFF00, 0xFF)
 
 
@@ -22,8 +22,8 @@ def check_file(stream: BinaryIO, start: bytes, size_bytes: int) -> tuple[int, in
 
     Args:
         stream: The file.
-        start: Its first bytes.
-        size_bytes: Its length.
+        start: First bytes of the file.
+        size_bytes: Length of the file.
 
     Raises:
         ImageError: The file is refused.
@@ -41,7 +41,7 @@ def check_file(stream: BinaryIO, start: bytes, size_bytes: int) -> tuple[int, in
 
 
 def _check_png(stream: BinaryIO) -> tuple[int, int]:
-    """Walk all chunks: ``IHDR`` first, each whole, each checksum right, the last one ``IEND``."""
+    """Check that ``IHDR`` is the first chunk and ``IEND`` the last, and that all chunks are complete and correct."""
     stream.seek(len(_PNG))
     size_px = None
     is_grey = False
@@ -70,19 +70,19 @@ def _check_png(stream: BinaryIO) -> tuple[int, int]:
 
 
 def is_grey_png(stream: BinaryIO, start: bytes) -> bool:
-    """Return True if a file that begins so is a PNG of gray levels, with alpha or without."""
-    stream.seek(len(_PNG) + 17)  # the type of its colours
+    """Return True if a file with these first bytes is a grayscale PNG, with alpha or without."""
+    stream.seek(len(_PNG) + 17)  # its color type
     return start == _PNG and stream.read(1) in (b"\0", b"\4")
 
 
 def _check_jpeg(stream: BinaryIO, size_bytes: int) -> tuple[int, int]:
     stream.seek(max(0, size_bytes - 4096))
-    if b"\xff\xd9" not in stream.read(4096):  # behind it some programs add a few bytes
+    if b"\xff\xd9" not in stream.read(4096):  # some programs add a few bytes after it
         raise ImageError("truncated JPEG: no end marker")
     stream.seek(2)
     for _ in range(_MOST_SEGMENTS):
         lead, marker = struct.unpack("BB", stream.read(2))
-        if lead != 0xFF or marker in (0, 0xFF):  # a byte of filling, or a stray one
+        if lead != 0xFF or marker in (0, 0xFF):  # a fill byte or a stray byte
             stream.seek(-1, os.SEEK_CUR)
             continue
         (length,) = struct.unpack(">H", stream.read(2))
@@ -96,33 +96,33 @@ def _check_jpeg(stream: BinaryIO, size_bytes: int) -> tuple[int, int]:
 
 
 def _read_bmp(stream: BinaryIO) -> tuple[int, int]:
-    """Refuse BMP files whose colors OpenCV reads in another way than `predict`."""
+    """Refuse BMP files whose colors OpenCV reads differently from `predict`."""
     stream.seek(14)
-    is_old = stream.read(4) == b"\x0c\x00\x00\x00"  # of OS/2, not of Windows
+    is_old = stream.read(4) == b"\x0c\x00\x00\x00"  # the header of OS/2, not of Windows
     form = "<HHHH" if is_old else "<iiHHI"
     width, height, _, bits, *compression = struct.unpack(form, stream.read(struct.calcsize(form)))
     stream.seek(54)
     is_masked = compression == [_BMP_MASKS] and bits == 32
     has_bytes = is_masked and struct.unpack("<3I", stream.read(12)) == _BMP_BYTES
-    # OpenCV takes the palettes of OS/2 for grey levels.
+    # OpenCV reads palettes of OS/2 as gray levels.
     is_plain = bits > 16 if is_old else compression == [0] and bits != 16
     if not (is_plain or has_bytes):
         raise ImageError(
             "a BMP with packed or compressed colors, or of OS/2, which lit_inspect does not read: "
             "save it as PNG"
         )
-    return abs(height), width  # the height of a file that begins at its top is negative
+    return abs(height), width  # the height is negative if the first row is the top one
 
 
 def _check_tiff(stream: BinaryIO, order: str) -> tuple[int, int]:
-    """Refuse TIFF files that OpenCV reads in another way than `predict`."""
+    """Refuse TIFF files that OpenCV reads differently from `predict`."""
     tags: dict[int, int] = {}
     depths = 0
     stream.seek(4)
     stream.seek(struct.unpack(f"{order}I", stream.read(4))[0])
     for _ in range(struct.unpack(f"{order}H", stream.read(2))[0]):
         tag, kind, count, value = struct.unpack(f"{order}HHI4s", stream.read(12))
-        form = f"{order}H" if kind == 3 and count <= 2 else f"{order}I"  # a place, or the value
+        form = f"{order}H" if kind == 3 and count <= 2 else f"{order}I"  # the value, or its offset
         tags[tag] = struct.unpack_from(form, value)[0]
         depths = count if tag == 258 else depths
     if struct.unpack(f"{order}I", stream.read(4))[0]:
@@ -130,16 +130,16 @@ def _check_tiff(stream: BinaryIO, order: str) -> tuple[int, int]:
     if depths > 2:
         stream.seek(tags[258])
         (tags[258],) = struct.unpack(f"{order}H", stream.read(2))
-    # 262: black is 0, or R, G, B. 259: none, LZW, deflate or PackBits. 266: bits in their order.
+    # 262: black is 0, or R, G, B. 259: none, LZW, deflate or PackBits. 266: normal order of bits.
     bits, samples = tags.get(258, 1), tags.get(277, 1)
     has_bits = bits in (8, 16, 32) or (bits == 64 and samples == 3)
     is_known = (samples, tags.get(262)) in ((1, 1), (3, 2))
     is_packed = tags.get(259, 1) not in (1, 5, 8, 32773, 32946)
     if not (has_bits and is_known) or is_packed or tags.get(266, 1) != 1:
         raise ImageError("a TIFF of a rare kind, which lit_inspect does not read")
-    if tags.get(274, 1) != 1:  # which OpenCV turns
+    if tags.get(274, 1) != 1:  # OpenCV would rotate the image
         raise ImageError("a TIFF with an orientation tag, which lit_inspect does not read")
-    if tags.get(284, 1) != 1 and samples > 1 and bits > 8:  # of which OpenCV mixes the bytes
+    if tags.get(284, 1) != 1 and samples > 1 and bits > 8:  # OpenCV would mix the bytes
         raise ImageError("a TIFF of separate channels, which lit_inspect does not read")
     if not {256, 257} <= tags.keys():
         raise ImageError("damaged TIFF: it does not state its size")

@@ -1,4 +1,4 @@
-"""Image files as `predict` reads them: channels as stored, damaged files refused by name."""
+"""Image files, read as in `predict`: channels as stored, and errors that name damaged files."""
 
 import os
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ Pixels = NDArray[Any]
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".npy")
 _MOST_SCALED_PX = 2**27
-_LARGE_BYTES = 2**26  # of files that OpenCV reads itself, so that no copy is held
+_LARGE_BYTES = 2**26  # OpenCV opens larger files itself, so that memory holds no copy
 _DTYPES = {
     **{name: name for name in ("uint8", "uint16", "int16", "float32")},
     **{"bool": "uint8", "int8": "int16", "float16": "float32", "float64": "float32"},
@@ -45,7 +45,7 @@ class ReadOptions:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turn any error while reading into one that names the file.
+    """Replace any error while reading by one that names the file.
 
     Raises:
         ImageError: Reading failed.
@@ -56,7 +56,7 @@ def naming(path: Path) -> Iterator[None]:
         raise ImageError(f"{path}: {error}") from error.__cause__
     except OSError as error:
         raise ImageError(f"{path}: {error.strerror}") from error
-    except Exception as error:  # a foreign file makes decoders raise anything
+    except Exception as error:  # decoders raise any error for foreign files
         raise ImageError(f"{path}: cannot be read ({describe_error(error)})") from error
 
 
@@ -74,7 +74,7 @@ def open_image(path: Path, options: ReadOptions) -> Rows:
 
 
 def finish(planes: Pixels, options: ReadOptions) -> Pixels:
-    """Return [C, H, W] with the channels that the options ask for, in a dtype of a store."""
+    """Return [C, H, W] with the channels that the options require, in a dtype of the store."""
     if options.equal_channels == "collapse":
         if any((plane != planes[0]).any() for plane in planes[1:]):
             raise ImageError(f"{len(planes)} channels that differ, but one is expected")
@@ -84,7 +84,7 @@ def finish(planes: Pixels, options: ReadOptions) -> Pixels:
     elif options.gray_to_rgb and len(planes) == 1:
         planes = np.repeat(planes, 3, axis=0)
     if planes.dtype == np.bool_ and not options.as_float:
-        planes = planes.view(np.uint8) * np.uint8(255)  # True is white
+        planes = planes.view(np.uint8) * np.uint8(255)  # True becomes white
     name = "float32" if options.as_float else _DTYPES.get(planes.dtype.name)
     if name is None:
         raise ImageError(f"{planes.dtype} pixels, which no net is trained on")
@@ -122,7 +122,7 @@ def _open_array(path: Path, stream: BinaryIO, options: ReadOptions) -> Rows:
 
 
 def _decode(path: Path, stream: BinaryIO, start: bytes, options: ReadOptions) -> Pixels:
-    """Decode a PNG, JPEG, BMP or TIFF to [C, H, W], R, G, B."""
+    """Decode a PNG, JPEG, BMP or TIFF to [C, H, W], in R, G, B."""
     import cv2
 
     size_bytes = os.fstat(stream.fileno()).st_size
@@ -142,7 +142,7 @@ def _decode(path: Path, stream: BinaryIO, start: bytes, options: ReadOptions) ->
         largest = np.iinfo(pixels.dtype).max if pixels.dtype.kind == "u" else 1
         if options.alpha == "opaque" and pixels[..., 3].min() < largest:
             raise ImageError("an alpha channel that is not opaque everywhere")
-        if is_grey_png(stream, start):  # of which OpenCV makes three channels
+        if is_grey_png(stream, start):  # OpenCV would return three channels
             levels: Pixels = pixels[None, ..., 0]
             return levels
     order = (0, 1, 2) if options.cv2_order else (2, 1, 0)
@@ -150,7 +150,7 @@ def _decode(path: Path, stream: BinaryIO, start: bytes, options: ReadOptions) ->
 
 
 def check_size(height: int, width: int, options: ReadOptions) -> None:
-    """Refuse an image of no pixels, or of more than the options allow.
+    """Refuse an image without pixels, or with more than the options allow.
 
     Raises:
         ImageError: The image is refused.
@@ -170,7 +170,7 @@ class Scaling:
 
     Attributes:
         size_px: (height, width) that images are scaled to fit, and reflect-padded to.
-        factor: Multiplies height and width in its place.
+        factor: Factor of height and width, instead of `size_px`.
         fit: ``contain`` keeps the aspect ratio, ``stretch`` scales each side by itself.
     """
 
@@ -179,7 +179,7 @@ class Scaling:
     fit: Literal["contain", "stretch"] = "contain"
 
     def __post_init__(self) -> None:
-        """Check that there is one of both."""
+        """Check that exactly one of both is given."""
         if (self.size_px is None) == (self.factor is None):
             raise ValueError("size_px or factor must be set, and not both")
 
@@ -203,7 +203,7 @@ class Scaling:
         """Scale an image without padding: [C, H, W] to [C, h, w].
 
         Raises:
-            ImageError: It would become too large.
+            ImageError: The image would be too large.
         """
         height, width = self.scaled_px(*image.shape[1:])
         if height * width > max(_MOST_SCALED_PX, image[0].size):
@@ -227,7 +227,7 @@ def _resize(image: Pixels, size_px: tuple[int, int]) -> Pixels:
 
 
 def _place(image: Pixels, size_px: tuple[int, ...]) -> Pixels:
-    """Crop or reflect-pad an image around its center; an odd pixel goes to bottom and right."""
+    """Crop or reflect-pad an image around its center; an odd pixel is at the bottom and right."""
     widths = [(0, 0)]
     for axis, length in enumerate(size_px, 1):
         spare_px = image.shape[axis] - length
@@ -239,7 +239,7 @@ def _place(image: Pixels, size_px: tuple[int, ...]) -> Pixels:
 
 
 def list_images(folder: Path) -> list[str]:
-    """Return the sorted paths of the images below a folder, with forward slashes, without hidden ones.
+    """Return the sorted paths of the images below a folder, with forward slashes; hidden files are skipped.
 
     Raises:
         UsageError: A folder cannot be read.

@@ -36,10 +36,10 @@ from lit_inspect.verdicts import GOOD, score_labels
 Floats = NDArray[np.float32]
 
 TOLERANCE = 1e-4
-"""Largest difference between a golden answer and what this machine says, as at the export."""
+"""Largest difference between a golden answer and the answer of this machine, as at the export."""
 
 _LIMITS = Limits()
-_MOST_GOLDEN = 2**20  # values of a golden input
+_MOST_GOLDEN = 2**20  # most values of a golden input
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,11 @@ class Verdict:
 
 
 class Answers(Protocol):
-    """The net of an inspector."""
+    """Interface of the net of an inspector."""
 
     @property
     def input_shape(self) -> list[int | str]:
-        """Length of each axis of a batch; the name of one that is free."""
+        """Length of each axis of a batch; a free axis has a name."""
 
     def run(self, images: Floats) -> Floats:
         """Return the answers for a batch [B, C, h, w] in 0..1."""
@@ -111,7 +111,7 @@ class Inspector:
 
     Args:
         path: The file.
-        threads: Number of threads for the net; None: one for each core of this process.
+        threads: Number of threads for the net; by default one for each core of this process.
         limits: Limits of the time and memory of the net.
 
     Attributes:
@@ -158,8 +158,8 @@ class Inspector:
         """Inspect an image: arrays of a camera, see `take`, or files, see `open`.
 
         Raises:
-            UsageError: As there, or there are both, or something else.
-            ImageError: As there.
+            UsageError: As in `take` and `open`, or the images are neither all arrays nor all paths.
+            ImageError: As in `take` and `open`.
         """
         arrays = [image for image in images if isinstance(image, np.ndarray)]
         paths = [image for image in images if isinstance(image, str | os.PathLike)]
@@ -174,13 +174,13 @@ class Inspector:
         """Return an image from arrays, such as those of a camera, for `inspect` and `describe`.
 
         Args:
-            arrays: [H, W] or [H, W, C], pixels and channels as in the files that the model was
-                trained with: R, G, B unless they were read otherwise. Target and references are
-                one array each, or one for all where a file holds all.
+            arrays: [H, W] or [H, W, C], with pixels and channels as in the files with which the model
+                was trained: R, G, B unless they were read differently. Target and references are
+                one array each, or a single array if one file contains all.
 
         Raises:
             UsageError: An array has another shape, or there are too many or too few of them.
-            ImageError: They differ in size or dtype.
+            ImageError: The arrays differ in size or dtype.
         """
         return take_arrays(arrays, self.settings.read, self.settings.layout)
 
@@ -189,15 +189,15 @@ class Inspector:
 
         Raises:
             UsageError: There are more or fewer files than an image has.
-            ImageError: One is bad, or has other channels or another dtype than the trained ones.
+            ImageError: A file is bad, or its channels or dtype differ from those of the training.
         """
         return open_files(list(map(Path, paths)), self.settings.read, self.settings.layout)
 
     def list_groups(self, path: Path) -> list[Group]:
-        """Return the files of each image below a folder, for `open_group`; or those of one image.
+        """Return the files of each image below a folder, or of a single image, for `open_group`.
 
         Raises:
-            UsageError: There are none, or the folder cannot be read.
+            UsageError: There are no images, or the folder cannot be read.
         """
         layout = self.settings.layout
         globs = () if layout is None else layout.files or ()
@@ -221,7 +221,7 @@ class Inspector:
         """Open the files of an image below a folder, see `open`.
 
         Raises:
-            ImageError: As there, or one is missing.
+            ImageError: As in `open`, or a file is missing.
         """
         if group.fault:
             raise ImageError(f"{folder / group.name}: {group.fault}")
@@ -231,7 +231,7 @@ class Inspector:
         """Inspect an image that fits into memory.
 
         Raises:
-            UsageError: It has other channels or another dtype than the training images.
+            UsageError: Its channels or dtype differ from those of the training images.
         """
         channels: tuple[int, ...] = (0,)
         if image.shape[0] == 3 and self.settings.layout is None:
@@ -256,7 +256,7 @@ class Inspector:
         return describe_misfits(read_middle(image, MEASURED_PX), layout.roles, limits)
 
     def describe(self, image: Rows) -> NDArray[np.float64]:
-        """Return the features by which drift is detected, [3]; see `Guarantee.find_drift`."""
+        """Return the features for the detection of drift, [3]; see `Guarantee.find_drift`."""
         scaling, boxes = self.settings.scaling, self.settings.boxes
         if scaling is not None:
             image = ArrayRows(scaling.scale(image.read(0, image.shape[1])))
@@ -290,11 +290,11 @@ class Inspector:
         return stitch(values, rows, columns)
 
     def judge(self, values: ArrayRows | MapFile, references: str = "") -> Verdict:
-        """Return the verdict of a map. If the map is in a file, the verdict does not contain it.
+        """Return the verdict of a map; the verdict does not contain a map that is in a file.
 
         Args:
             values: The map.
-            references: As `find_misfits` returns it.
+            references: Result of `find_misfits`.
         """
         settings = self.settings
         if settings.shows == "marks":
@@ -317,7 +317,7 @@ class Inspector:
             classes=len(settings.classes),
         )
         verdict = self._judge(score, is_found=bool(defects), fits=not references)
-        if verdict == GOOD or references:  # which no table contradicts
+        if verdict == GOOD or references:  # consistent with the tables
             defects = []
         probability, kinds = np.zeros((0, 0), np.float32), None
         if not is_large:
@@ -337,7 +337,7 @@ class Inspector:
     def read_pair(
         self, values: ArrayRows | MapFile, part: slice
     ) -> tuple[Floats, NDArray[np.uint8] | None]:
-        """Return rows of a map, [n, W] in 0..1, and the numbers of their classes, if any."""
+        """Return rows of a map, [n, W] in 0..1, and the class numbers of their pixels, if any."""
         rows = values.read(part.start, part.stop)
         probability = _to_unit(rows[0])
         if len(rows) == 1:
@@ -377,7 +377,7 @@ class Inspector:
         return Verdict(verdict, score, (), np.zeros(0, np.float32), boxes=tuple(boxes))
 
     def _find_places(self, pixels: NDArray[Any]) -> Floats:
-        """Return [P, 4 + classes] of a sample, see `lit_inspect.boxes.find_objects`."""
+        """Return the answer [P, 4 + classes] for a sample, see `lit_inspect.boxes.find_objects`."""
         return self._ask(pixels, None, 4 + len(self.settings.classes))
 
     def _check(self, image: Rows) -> None:
@@ -393,10 +393,10 @@ class Inspector:
 
         Args:
             tile: [C, h, w].
-            form: Lengths of the axes of the answer; None where any will do.
+            form: Lengths of the axes of the answer; None for any length.
 
         Raises:
-            BoardError: The answer has another form.
+            BoardError: The answer has another shape.
         """
         images = tile.astype(np.float32)[None]
         if self.settings.value_range is not None:
@@ -418,14 +418,14 @@ class Inspector:
 
     @property
     def input_shape(self) -> list[int | str]:
-        """Length of each axis of a batch; the name of one that is free."""
+        """Length of each axis of a batch; a free axis has a name."""
         return self._net.input_shape
 
     def _check_golden(self, board: Board) -> None:
-        """Hold the golden answers against what this machine says.
+        """Compare the golden answers with those of this machine.
 
         Raises:
-            BoardError: One differs, or cannot be computed within the bounds.
+            BoardError: An answer differs, or cannot be computed within the limits.
         """
         for number in range(self.settings.golden):
             try:
@@ -438,11 +438,11 @@ class Inspector:
                 answer = self.answer(ArrayRows(pixels))
                 is_equal_form = answer.shape == expected.shape
                 difference = np.abs(answer - expected).max() if is_equal_form else np.inf
-            except Exception as error:  # whatever an input that does not fit makes of it
+            except Exception as error:  # an invalid input can cause any error
                 raise BoardError(
                     f"golden input {number} cannot be inspected ({describe_error(error)})"
                 ) from error
-            if not difference <= TOLERANCE:  # in this form it refuses NaN too
+            if not difference <= TOLERANCE:  # this form also refuses NaN
                 raise BoardError(
                     f"the answer to golden input {number} differs by {difference:.2g} on this "
                     f"machine, but only {TOLERANCE:g} is allowed: export it again, or use "
@@ -450,7 +450,7 @@ class Inspector:
                 )
 
     def answer(self, image: Rows) -> Floats:
-        """Return what a golden answer holds: the whole map [K, H, W], [classes], or some places."""
+        """Return the content of a golden answer: the whole map [K, H, W], [classes], or some boxes."""
         if self.settings.task == "labels":
             return self._classify(image).probability
         if self.settings.task == "boxes":

@@ -1,4 +1,4 @@
-"""Files of a target and its references: how they are grouped and stacked."""
+"""Files of a target and its references: how to group and stack them."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from lit_inspect.rows import ArrayRows
 from lit_inspect.tiles import Rows
 
 ROLES = ("target", "ref1", "ref2")
-_LETTER = re.compile(r"\[!?\]?[^\]/]*\]|.", re.DOTALL)  # of a glob
+_LETTER = re.compile(r"\[!?\]?[^\]/]*\]|.", re.DOTALL)  # an element of a glob
 _LETTERS = {"*": "([^/]*)", "?": "[^/]"}
 
 Channel = Annotated[int, Field(ge=0, lt=MOST_CHANNELS)]
@@ -29,9 +29,9 @@ class Group(NamedTuple):
     """Files of one image.
 
     Attributes:
-        name: Of the image: that of its target.
-        files: In the order of their roles, below the folder of the images.
-        fault: Why they make no image; empty if they do.
+        name: Name of the image, which is that of its target.
+        files: Files in the order of their roles, relative to the folder of the images.
+        fault: Reason why they are not an image; empty if they are.
     """
 
     name: str
@@ -41,19 +41,19 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Files that hold target and references.
+    """Layout of files with target and references.
 
     Attributes:
-        channels: Those of one file that are target, ref1 and ref2.
-        files: For each role a glob with one star in the place of `channels`; files whose star
-            stands for the same text belong together.
+        channels: Numbers of the channels of one file that are target, ref1 and ref2.
+        files: A glob with one star for each role, instead of `channels`; files belong together if
+            their stars match the same text.
     """
 
     channels: tuple[Channel, Channel, Channel] | None
     files: Annotated[tuple[Glob, ...], Field(min_length=2, max_length=len(ROLES))] | None
 
     def __post_init__(self) -> None:
-        """Check that there is one of both, and the stars."""
+        """Check that exactly one of both is given, and that globs have one star."""
         if (self.channels is None) == (self.files is None):
             raise ValueError("channels or files must be set, and not both")
         if any(pattern.count("*") != 1 for pattern in self.files or ()):
@@ -66,7 +66,7 @@ class Layout:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Return what the channels of an image are."""
+        """Return the roles of the channels of an image."""
         return ROLES if self.files is None else ROLES[: len(self.files)]
 
 
@@ -74,8 +74,8 @@ def group_files(names: Sequence[str], layout: Layout | None) -> list[Group]:
     """Return the files of each image.
 
     Args:
-        names: Of all files, with forward slashes.
-        layout: Of target and references; None: an image is one file.
+        names: Names of all files, with forward slashes.
+        layout: Layout of target and references; None if an image is one file.
     """
     if layout is None or layout.files is None:
         return [Group(name, (name,)) for name in names]
@@ -86,7 +86,7 @@ def group_files(names: Sequence[str], layout: Layout | None) -> list[Group]:
 
 
 def find_role(pattern: str, names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the files that a glob with one ``*`` fits, by the text that it stands for."""
+    """Return the files that match a glob with one ``*``, by the text that the star matches."""
     fit = compile_star(pattern).fullmatch
     files: dict[str, list[str]] = {}
     for name in names:
@@ -97,10 +97,10 @@ def find_role(pattern: str, names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def compile_star(pattern: str) -> re.Pattern[str]:
-    """Make an expression of a glob with one ``*``, whose group is the text that it stands for.
+    """Compile a glob with one ``*`` to an expression with a group for the text of the star.
 
     Raises:
-        re.error: A range of letters ends before it begins.
+        re.error: A character range ends before it begins.
     """
     return re.compile("".join(map(_translate, _LETTER.findall(pattern))), re.DOTALL)
 
@@ -133,13 +133,13 @@ def open_files(paths: Sequence[Path], options: ReadOptions, layout: Layout | Non
     """Open the files of an image.
 
     Args:
-        paths: One, or one for each role.
-        options: By which each is read.
-        layout: Of target and references, if there are any.
+        paths: One file, or one for each role.
+        options: Options for reading each file.
+        layout: Layout of target and references, if any.
 
     Raises:
         UsageError: There are more or fewer files than the layout has.
-        ImageError: One is bad, or they do not fit each other.
+        ImageError: A file is bad, or the files do not fit each other.
     """
     if layout is None or layout.files is None:
         if len(paths) != 1:
@@ -154,17 +154,17 @@ def open_files(paths: Sequence[Path], options: ReadOptions, layout: Layout | Non
 def take_arrays(
     arrays: Sequence[NDArray[Any]], options: ReadOptions, layout: Layout | None
 ) -> Rows:
-    """Return the image of some arrays of a camera.
+    """Return an image from arrays, such as those of a camera.
 
     Args:
-        arrays: One, as a file would hold it; or one for each role.
-        options: By which a file would be read.
-        layout: Of target and references, if there are any.
+        arrays: One array with the content of a file, or one for each role.
+        options: Options for reading files.
+        layout: Layout of target and references, if any.
 
     Raises:
-        UsageError: There are more or fewer arrays than the layout has, or one has another form.
-        ImageError: One has other pixels than those that were trained on, or they do not fit each
-            other.
+        UsageError: There are more or fewer arrays than the layout has, or an array has another
+            shape.
+        ImageError: An array differs from the training images, or the arrays do not fit each other.
     """
     if layout is None and len(arrays) != 1:
         raise UsageError(f"{len(arrays)} arrays, but the model was trained with single images")
@@ -194,12 +194,12 @@ def _check_count(count: int, what: str, layout: Layout) -> None:
 
 
 def _of_one_channel(options: ReadOptions) -> ReadOptions:
-    """Return options for the file of a role, which has one channel, or several that are equal."""
+    """Return options for the file of a role, which has one channel, or several equal ones."""
     return replace(options, equal_channels="collapse")
 
 
 def _pick(image: Rows, layout: Layout) -> Rows:
-    """Return target and references out of the channels of a file."""
+    """Return target and references from the channels of a file."""
     assert layout.channels is not None
     needed = max(layout.channels) + 1
     if needed > image.shape[0]:
@@ -213,10 +213,10 @@ def _pick(image: Rows, layout: Layout) -> Rows:
 
 
 def _stack(images: Sequence[Rows], names: Sequence[str]) -> Rows:
-    """Return images as the channels of one.
+    """Return images as the channels of one image.
 
     Raises:
-        ImageError: They do not agree in size or dtype.
+        ImageError: The images differ in size or dtype.
     """
     size_px, dtype = images[0].shape[1:], images[0].read(0, 1).dtype
     for image, name in zip(images[1:], names[1:], strict=True):
@@ -229,11 +229,11 @@ def _stack(images: Sequence[Rows], names: Sequence[str]) -> Rows:
 
 
 class StackedRows:
-    """Channels of some images, which are read when they are asked for.
+    """Channels of several images, which are read on demand.
 
     Args:
-        images: Of one size.
-        channels: Which of all of theirs, in this order.
+        images: Images of one size.
+        channels: Numbers of the channels to return, among those of all images.
     """
 
     def __init__(self, images: Sequence[Rows], channels: Sequence[int]) -> None:

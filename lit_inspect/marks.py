@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 
 _TINT = np.array([255, 59, 48], np.float32)
-_OPACITY = 0.6  # of the tint where the model is sure
+_OPACITY = 0.6  # opacity of the tint at probability 1
 
 
 def tint(pixels: NDArray[Any], probability: Floats, threshold: float) -> NDArray[np.uint8]:
-    """Tint the marked pixels of an image red; the color grows with the probability.
+    """Tint the marked pixels of an image red; the tint increases with the probability.
 
     Args:
         pixels: [3, H, W] uint8.
@@ -32,7 +32,7 @@ def tint(pixels: NDArray[Any], probability: Floats, threshold: float) -> NDArray
 
 
 def measure_marked(parts: Iterable[Floats], threshold: float) -> tuple[int, float]:
-    """Return the number of marked pixels, and the mean of their probability."""
+    """Return the number of marked pixels, and their mean probability."""
     count = 0
     total = 0.0
     for part in parts:

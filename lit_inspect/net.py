@@ -1,4 +1,4 @@
-"""`Net`: the graph of a file in onnxruntime, within bounds of memory and time."""
+"""`Net`: the graph of a file in onnxruntime, within limits of memory and time."""
 
 import math
 import os
@@ -18,10 +18,10 @@ from lit_inspect.errors import AnswerError, BoardError, UsageError, describe_err
 
 Floats = NDArray[np.float32]
 
-_SLACK = 1e-3  # of sums of weights and of int8, as in `predict`
+_SLACK = 1e-3  # rounding error of sums of weights and of int8, as in `predict`
 _GIB = 2**30
 _INPUT = "images"
-_STEP_S = 0.1  # between two looks
+_STEP_S = 0.1  # time between two checks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Limits:
             None lets it run. Use it in separate processes.
 
     Raises:
-        UsageError: A bound is out of its range.
+        UsageError: A limit is out of its range.
     """
 
     seconds: float = 10.0
@@ -52,12 +52,12 @@ class Limits:
 
 
 class _Call(NamedTuple):
-    """A call of onnxruntime that is under way.
+    """A call of onnxruntime that is in progress.
 
     Attributes:
-        stop: Ends it between two layers.
-        ends_s: When it is to end.
-        most_bytes: Of the process by then.
+        stop: Function that ends it between two layers.
+        ends_s: Time at which it must end.
+        most_bytes: Most memory of the process until then.
     """
 
     stop: Callable[[], None]
@@ -66,10 +66,10 @@ class _Call(NamedTuple):
 
 
 class _Watch:
-    """Stops a call that takes too much, from a thread of its own.
+    """Stops a call that takes too much time or memory, from a separate thread.
 
     Args:
-        limits: Bounds.
+        limits: Limits of each call.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -81,24 +81,24 @@ class _Watch:
         threading.Thread(target=_watch, args=arguments, daemon=True).start()
 
     def begin(self, stop: Callable[[], None], more_bytes: int = 0) -> None:
-        """Call `stop` if it takes too long until `end` is called.
+        """Start to watch a call, and call `stop` if it takes too long before `end` is called.
 
         Args:
-            stop: Ends the call that begins.
-            more_bytes: That it may take beside the memory of the bounds.
+            stop: Function that ends the call.
+            more_bytes: Memory that the call may use in addition to the limit.
         """
         most_bytes = 0
         if self._limits.give_up is not None:
-            # A little wider than the bound of the arena, which is to come first.
+            # Slightly above the limit of the arena, which should be reached first.
             most_bytes = _read_peak_bytes() + self._limits.memory_bytes + _GIB // 8 + more_bytes
         self._call = _Call(stop, time.monotonic() + self._limits.seconds, most_bytes)
 
     def end(self) -> None:
-        """Note that the call is over."""
+        """Stop watching the call."""
         self._call = None
 
     def look(self) -> None:
-        """Stop the call that is under way, if it takes too much."""
+        """Stop the current call if it takes too much time or memory."""
         call, limits = self._call, self._limits
         if call is None:
             return
@@ -118,11 +118,11 @@ def _watch(reference: "weakref.ref[_Watch]", is_closed: threading.Event) -> None
         watch = reference()
         if watch is not None:
             watch.look()
-        del watch  # so that it may go while this thread waits
+        del watch  # so that it can be deleted while this thread waits
 
 
 def _read_peak_bytes() -> int:
-    """Return the most memory that this process had so far; 0 on Windows, which has no such call."""
+    """Return the peak memory of this process; 0 on Windows, which has no such call."""
     try:
         import resource
     except ImportError:
@@ -132,7 +132,7 @@ def _read_peak_bytes() -> int:
 
 
 def describe_end(limits: Limits) -> str:
-    """Return why a call was stopped, and what to do."""
+    """Return the reason why a call was stopped, with advice."""
     return (
         f"the net took more than {limits.seconds:g} s: on a slow machine allow more (--seconds, "
         "Limits(seconds=...)), otherwise export a smaller predict.tile_px"
@@ -140,7 +140,7 @@ def describe_end(limits: Limits) -> str:
 
 
 def describe_memory(limits: Limits) -> str:
-    """Return why a call got no more memory, and what to do."""
+    """Return the reason why a call got no more memory, with advice."""
     return (
         f"the net needs more than {limits.memory_bytes / _GIB:g} GiB: allow more (--memory-gib, "
         "Limits(memory_bytes=...)), or export a smaller predict.tile_px"
@@ -163,7 +163,7 @@ class Net:
     def __init__(self, data: bytes, threads: int | None, limits: Limits) -> None:
         try:
             import onnxruntime
-        except ImportError as error:  # lit_data brings it as an extra
+        except ImportError as error:  # it is in an extra of lit_data
             raise UsageError(
                 "an .inspect file needs onnxruntime: pip install onnxruntime"
             ) from error
@@ -173,19 +173,19 @@ class Net:
         self._new_options = onnxruntime.RunOptions
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or _count_cores()
-        options.log_severity_level = 4  # errors are raised, and texts of the file not printed
+        options.log_severity_level = 4  # errors are raised; text of the file is not printed
         _bound_memory(onnxruntime, options, limits.memory_bytes)
 
         def cancel() -> None:
             options.set_load_cancellation_flag(True)
 
-        self._watch.begin(cancel, more_bytes=4 * len(data))  # weights are read, packed and held
+        self._watch.begin(cancel, more_bytes=4 * len(data))  # weights are read, packed and stored
         try:
             self._session = onnxruntime.InferenceSession(
                 data,
                 options,
                 providers=["CPUExecutionProvider"],
-                # Exported graphs have none left, and those of others would know no bounds.
+                # Exported graphs have no constants to fold; folding in other graphs would ignore limits.
                 disabled_optimizers=["ConstantFolding"],
             )
             is_known = self._has_known_ends()
@@ -198,12 +198,12 @@ class Net:
 
     @property
     def input_shape(self) -> list[int | str]:
-        """Length of each axis of a batch; the name of one that is free."""
+        """Length of each axis of a batch; a free axis has a name."""
         return list(self._session.get_inputs()[0].shape)
 
     @contextmanager
     def hurrying(self) -> Iterator[None]:
-        """Refuse calls once those within have taken the seconds of one."""
+        """Refuse calls in this context after they have taken the seconds of one call in total."""
         self._ends_s = time.monotonic() + self._limits.seconds
         try:
             yield
@@ -211,11 +211,11 @@ class Net:
             self._ends_s = math.inf
 
     def run(self, images: Floats) -> Floats:
-        """Return the answers for a batch [B, C, h, w] in 0..1, which lie in 0..1 too.
+        """Return the answers for a batch [B, C, h, w] in 0..1; they are in 0..1 too.
 
         Raises:
-            AnswerError: There are none within the bounds, or they hold NaN, infinite values or
-                ones outside of 0..1.
+            AnswerError: There are none within the limits, or they contain NaN, infinite values or
+                values outside of 0..1.
         """
         if time.monotonic() > self._ends_s:
             raise AnswerError(describe_end(self._limits))
@@ -250,7 +250,7 @@ class Net:
 
 
 def _check_values(answers: Floats) -> Floats:
-    """Return answers, of which rounding may leave 0..1 by a little.
+    """Return answers clipped to 0..1, which rounding may exceed slightly.
 
     Raises:
         AnswerError: One is NaN, infinite or outside of 0..1.
@@ -258,7 +258,7 @@ def _check_values(answers: Floats) -> Floats:
     if not answers.size:
         raise AnswerError(f"the net gives nothing, {list(answers.shape)}")
     least, largest = answers.min(), answers.max()
-    if not (least >= -_SLACK and largest <= 1 + _SLACK):  # in this form it refuses NaN too
+    if not (least >= -_SLACK and largest <= 1 + _SLACK):  # this form also refuses NaN
         raise AnswerError(f"the net gives values from {least:.4g} to {largest:.4g}, not in 0..1")
     if least < 0 or largest > 1:
         return answers.clip(0, 1)
@@ -266,15 +266,15 @@ def _check_values(answers: Floats) -> Floats:
 
 
 def _bound_memory(onnxruntime: Any, options: Any, memory_bytes: int) -> None:  # noqa: ANN401 - it ships no types
-    """Give a session an arena of its own that does not grow without end."""
+    """Give a session a separate arena of limited size."""
     kind = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR
     place = onnxruntime.OrtMemoryInfo("Cpu", kind, 0, onnxruntime.OrtMemType.DEFAULT)
     arena = onnxruntime.OrtArenaCfg({"max_mem": memory_bytes})
-    onnxruntime.create_and_register_allocator(place, arena)  # for sessions opened from now on
+    onnxruntime.create_and_register_allocator(place, arena)  # for sessions that are opened later
     options.add_session_config_entry("session.use_env_allocators", "1")
 
 
 def _count_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # macOS and Windows give no mask
+    return os.cpu_count() or 1  # macOS and Windows have no affinity mask

@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 
 MAGIC = b"\x93NUMPY"
 
-_MOST_HEADER_BYTES = 10_000  # as NumPy allows
+_MOST_HEADER_BYTES = 10_000  # the same limit as in NumPy
 _LOCK = threading.Lock()
-"""NumPy reads a header by `ast`, whose depth Python 3.11 counts for all threads together."""
+"""NumPy parses a header with `ast`, whose depth Python 3.11 counts for all threads together."""
 
 
 class Header(NamedTuple):
-    """Form of an array of numbers.
+    """Shape and dtype of an array of numbers.
 
     Attributes:
-        shape: No length is negative.
-        is_fortran: True if the first axis runs fastest.
-        dtype: As stored.
-        offset: Of the first number, in bytes.
+        shape: Length of each axis, not negative.
+        is_fortran: True if the first axis changes fastest.
+        dtype: Stored dtype.
+        offset: Position of the first number, in bytes.
     """
 
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ def read_header(stream: BinaryIO, size_bytes: int) -> Header:
     """Read the header of an array, and check it against the size of its file.
 
     Raises:
-        ValueError: It is damaged, not one of numbers, or longer than the file.
+        ValueError: The array is damaged, does not contain numbers, or is longer than the file.
     """
     stream.seek(0)
     text = _read_text(stream)
@@ -44,7 +44,7 @@ def read_header(stream: BinaryIO, size_bytes: int) -> Header:
         with _LOCK:
             shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(BytesIO(text))
             shape = tuple(map(int, shape))
-    except Exception as error:  # NumPy hands on what its parsers raise, also MemoryError
+    except Exception as error:  # NumPy passes on all errors of its parsers, also MemoryError
         raise ValueError(f"damaged array header, {type(error).__name__}") from error
     header = Header(shape, is_fortran, dtype, stream.tell())
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
@@ -57,13 +57,13 @@ def read_header(stream: BinaryIO, size_bytes: int) -> Header:
 
 
 def _read_text(stream: BinaryIO) -> bytes:
-    """Return the text of a header, behind its length as version 2 of the format has it."""
+    """Return the text of a header, after its length in the form of version 2 of the format."""
     start = stream.read(8)
     width = {1: 2, 2: 4, 3: 4}.get(start[6] if len(start) == 8 else 0)
     if not start.startswith(MAGIC) or width is None:
         raise ValueError("not an array of version 1, 2 or 3 of the format")
     length = int.from_bytes(stream.read(width), "little")
-    if length > _MOST_HEADER_BYTES:  # before any of it is read
+    if length > _MOST_HEADER_BYTES:  # checked before it is read
         raise ValueError(
             f"an array header of {length} bytes, more than the maximum of {_MOST_HEADER_BYTES}"
         )
@@ -83,6 +83,6 @@ def read_array(stream: BinaryIO, size_bytes: int) -> NDArray[Any]:
 
 
 def read_into(stream: BinaryIO, values: NDArray[Any]) -> int:
-    """Fill an array [n] with the bytes that come next; return how many there were."""
+    """Fill an array [n] with the next bytes; return the number of bytes read."""
     count: int = stream.readinto(values.view(np.uint8).data)  # type: ignore[attr-defined]
     return count

@@ -1,4 +1,4 @@
-"""Pictures of verdicts: an image in 8 bit, with what was found in it."""
+"""Pictures of verdicts: an image in 8 bits with its defects, objects or marks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from lit_inspect.tiles import Rows
 
 Picture = NDArray[np.uint8]
 
-_FOUND = (43, 214, 106)  # as in the pictures of `predict`, where red is what was missed
-_LINE_PX = 500  # longest side of an image for each pixel of a line
-_LETTER_PX = 30  # height of a letter of OpenCV's font at scale 1
+_FOUND = (43, 214, 106)  # the color of `predict`, which draws missed defects in red
+_LINE_PX = 500  # pixels of the longest side for each pixel of line width
+_LETTER_PX = 30  # height of OpenCV's font at scale 1
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Image of a verdict, as pictures show it.
+    """Image of a verdict for pictures.
 
     Attributes:
-        image: Its pixels, in memory or in a file.
-        channels: Those of R, G and B, or the one that is shown in gray.
-        threshold: Least probability of a pixel of a defect.
+        image: Pixels of the image, in memory or in a file.
+        channels: Numbers of the channels for R, G and B, or of the one to show in gray.
+        threshold: Least probability of the pixels of a defect.
     """
 
     image: Rows
@@ -33,14 +33,14 @@ class Shown:
     threshold: float
 
     def paint(self) -> Picture:
-        """Return the image, [H, W, 3]; dtypes beside uint8 from its darkest pixel to its brightest."""
+        """Return the image, [H, W, 3]; dtypes other than uint8 are scaled to its range of values."""
         pixels = self.image.read(0, self.image.shape[1])[list(self.channels)]
         grey_or_colours = _to_bytes(pixels) if pixels.dtype != np.uint8 else pixels
         planes = np.broadcast_to(grey_or_colours, (3, *pixels.shape[1:]))
         return np.ascontiguousarray(np.moveaxis(planes, 0, -1))
 
     def tint(self, probability: NDArray[np.float32]) -> Picture:
-        """Return the image with its marked pixels in red."""
+        """Return the image with its marked pixels tinted red."""
         return tint(np.moveaxis(self.paint(), -1, 0), probability, self.threshold)
 
     def outline(self, probability: NDArray[np.float32]) -> Picture:

@@ -1,4 +1,4 @@
-"""Fit of references to their target, which reveals wrong, shifted and missing references."""
+"""Fit of references to their target, to detect wrong, shifted and missing references."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -12,24 +12,24 @@ Array = NDArray[Any]
 Floats = NDArray[np.float32]
 
 MEASURED_PX = 1024
-"""Side of the middle of an image that is compared."""
+"""Side of the center of an image that is compared."""
 SEARCH_PX = 2
-"""Shifts of a reference that nets which align it are trained to see through."""
-_STEP_PX = 3  # between the rows that are compared: neighbours say the same
-_SLACK = 0.5  # in units of Fisher's z, in which correlations spread alike at any height
-_SURE = 1.0  # a correlation of 0.76, which a large defect leaves and another part does not reach
+"""Largest shift of a reference that nets with alignment are trained to tolerate."""
+_STEP_PX = 3  # between compared rows, because neighboring rows are similar
+_SLACK = 0.5  # in units of Fisher's z, whose spread does not depend on the correlation
+_SURE = 1.0  # correlation of 0.76: above it with a large defect, below it for another part
 _HIGHEST = 0.9999
-_LEAST_OVERLAP = 4  # shifts go up to a quarter of a side: small parts are alike by chance
+_LEAST_OVERLAP = 4  # shifts of up to a quarter of a side, because small parts match by chance
 
 
 class Fit(NamedTuple):
     """Fit of a reference, in units of Fisher's z of the correlation with its target.
 
     Attributes:
-        near: At the best shift of up to `SEARCH_PX`.
-        gain: What the shift of the highest phase correlation adds to it; 0 where that is near.
-        down: That shift, px.
-        right: See there.
+        near: Fit at the best shift of up to `SEARCH_PX`.
+        gain: Improvement by the shift of the highest phase correlation; 0 if that shift is small.
+        down: Vertical part of that shift, px.
+        right: Horizontal part of that shift, px.
     """
 
     near: float
@@ -39,11 +39,11 @@ class Fit(NamedTuple):
 
 
 def measure_fit(target: Array, reference: Array) -> Fit:
-    """Measure how well a reference fits its target, where it is and where it may have slipped to.
+    """Measure how well a reference fits its target, without and with the most likely shift.
 
     Args:
-        target: [H, W].
-        reference: [H, W].
+        target: [H, W] pixels.
+        reference: [H, W] pixels.
     """
     near = _correlate_near(target, reference)
     down, right = _find_shift(target, reference)
@@ -55,18 +55,18 @@ def measure_fit(target: Array, reference: Array) -> Fit:
 
 
 def find_limits(fits: Iterable[Fit]) -> tuple[float, float]:
-    """Return the least ``near`` and the largest ``gain`` of references that are right."""
+    """Return the least ``near`` and the largest ``gain`` of correct references."""
     rows = list(fits)
     return min(fit.near for fit in rows), max(fit.gain for fit in rows)
 
 
 def describe_misfits(image: Array, names: Sequence[str], limits: Sequence[float]) -> str:
-    """Return the references of an image that do not fit its target, and why; empty if all fit.
+    """Return the references of an image that do not fit its target, with reasons; empty if all fit.
 
     Args:
         image: [1 + references, H, W], the target first.
-        names: Of the channels.
-        limits: As `find_limits` gives them.
+        names: Names of the channels.
+        limits: Result of `find_limits`.
     """
     faults = []
     for name, reference in zip(names[1:], image[1:], strict=False):
@@ -110,9 +110,9 @@ def _correlate(centred: Floats, other: Floats) -> float:
 
 
 def _find_shift(target: Array, reference: Array) -> tuple[int, int]:
-    """Return the pixels (down, right) that a reference lies off its target, by phase correlation.
+    """Return the shift (down, right) of a reference from its target by phase correlation, px.
 
-    At half the resolution, as `_correlate_near` looks around it.
+    Half the resolution is enough, because `_correlate_near` searches around the result.
     """
     import cv2
 
@@ -126,7 +126,7 @@ def _find_shift(target: Array, reference: Array) -> tuple[int, int]:
 
 
 def _overlap(target: Array, reference: Array, down: int, right: int) -> tuple[Array, Array]:
-    """Return the parts of both that show the same, where the reference is shifted back."""
+    """Return the overlapping parts of target and reference for a shift."""
     height, width = target.shape
     moved = reference[max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)]
     still = target[max(0, -down) : height + min(0, -down), max(0, -right) : width + min(0, -right)]

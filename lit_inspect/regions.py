@@ -1,4 +1,4 @@
-"""Scores and defects of a map; of large maps by rows."""
+"""Scores and defects of a map; large maps are processed by rows."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 
 MOST_PX = 1024
-"""Of which the mean is the score of an image."""
+"""Most pixels whose mean is the score of an image."""
 SLAB_PX = 2**22
 
 
@@ -22,9 +22,9 @@ class Defect:
         x: Column of its center of gravity, px.
         height_px: Height of its bounding box.
         width_px: Width of its bounding box.
-        area_px: Pixels.
+        area_px: Number of pixels.
         score: Highest probability in it.
-        kind: Number of the class of most of its pixels; 0 where there are no classes.
+        kind: Number of the class of most of its pixels; 0 without classes.
     """
 
     y: float
@@ -37,7 +37,7 @@ class Defect:
 
 
 def slabs(height: int, width: int) -> Iterator[slice]:
-    """Yield the rows of an image in parts that memory holds; most images are one part."""
+    """Yield the rows of an image in parts that fit into memory; most images are one part."""
     step = max(1, SLAB_PX // width)
     for top in range(0, height, step):
         yield slice(top, min(top + step, height))
@@ -47,8 +47,8 @@ def count_top_px(pixels: int, fraction: float) -> int:
     """Return the number of the highest pixels whose mean is the score of an image.
 
     Args:
-        pixels: Of the image.
-        fraction: Of them, 0..1; 0 takes the highest one.
+        pixels: Number of pixels of the image.
+        fraction: Fraction of the pixels, 0..1; 0 uses only the highest one.
 
     Returns:
         ``fraction * pixels``, rounded, from 1 to 1024.
@@ -57,11 +57,11 @@ def count_top_px(pixels: int, fraction: float) -> int:
 
 
 def mean_highest(parts: Iterable[Floats], count: int) -> float:
-    """Return the mean of the highest values of an image, of which memory holds one part at a time.
+    """Return the mean of the highest values of an image; memory holds one part at a time.
 
     Args:
-        parts: Of the image, of any shapes.
-        count: How many values; all of them where there are fewer.
+        parts: Parts of the image, of any shapes.
+        count: Number of values; all values if there are fewer.
     """
     highest: Floats = np.zeros(0, np.float32)
     for part in parts:
@@ -82,12 +82,12 @@ def round_score(score: float) -> float:
 
 @dataclass(slots=True)
 class _Regions:
-    """Sums over the regions of all slabs so far; a region that joins another one points to it.
+    """Sums over the regions of all parts so far; a region that joins another one points to it.
 
     Attributes:
-        parents: The region that each one belongs to.
-        rows: Of each region (left, top, right, bottom, area, sum of x, sum of y, score).
-        kinds: Of each region its pixels of each class.
+        parents: For each region the one that it belongs to.
+        rows: For each region (left, top, right, bottom, area, sum of x, sum of y, score).
+        kinds: For each region its number of pixels of each class.
     """
 
     parents: list[int] = field(default_factory=list)
@@ -123,7 +123,7 @@ def find_defects(
     """Find regions of pixels (8-connected) that reach a threshold.
 
     Args:
-        parts: Rows of a map from the top, [n, W], with the number of the class of each pixel.
+        parts: Rows of a map from the top, [n, W], with the class number of each pixel.
         threshold: Least probability of a pixel.
         min_area_px: Smaller regions are skipped.
         classes: Number of classes.
@@ -132,7 +132,7 @@ def find_defects(
         The regions, sorted by descending score.
     """
     regions = _Regions()
-    above: NDArray[np.int64] | None = None  # region of each pixel of the row above, -1 without
+    above: NDArray[np.int64] | None = None  # region of each pixel of the row above, else -1
     top = 0
     for probability, kinds in parts:
         numbers = _add_slab(regions, probability, kinds, top, threshold, classes)
@@ -155,7 +155,7 @@ def _add_slab(
     threshold: float,
     classes: int,
 ) -> NDArray[np.int64]:
-    """Add the regions of some rows; return that of each pixel, -1 where there is none."""
+    """Add the regions of some rows; return the region of each pixel, -1 for none."""
     import cv2
 
     is_marked = (probability >= threshold).astype(np.uint8)
@@ -174,7 +174,10 @@ def _add_slab(
         left, above, width, height, area = stats[label].tolist()
         x, y = centres[label].tolist()
         box = [left, above + top, left + width, above + top + height]
-        sums = round(x * area), round(y * area) + top * area  # whole numbers, as of all pixels
+        sums = (
+            round(x * area),
+            round(y * area) + top * area,
+        )  # integers, as for the sums of all pixels
         regions.rows.append([*box, area, *sums, float(scores[label])])
         regions.parents.append(first + label)
         regions.kinds.append(pixels_of_kind[label])

@@ -1,4 +1,4 @@
-"""Files of results, those of `predict`: maps, tables, and the list of bad images."""
+"""Files of results, the same as those of `predict`: maps, tables, and the list of bad images."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ from lit_inspect.rows import ArrayRows, MapFile
 from lit_inspect.tiles import Rows
 from lit_inspect.verdicts import REVIEW
 
-_MOST_DEFECTS = 1000  # of an image in the table, as in that of `predict`
+_MOST_DEFECTS = 1000  # for each image in the table, as in `predict`
 _TABLES = {
     "maps": ("images.csv", "defects.csv"),
     "labels": ("images.csv", "labels.csv"),
@@ -40,11 +40,11 @@ _DEFECT_COLUMNS = ("image", "y", "x", "area_px", "score", "height_px", "width_px
 
 
 class Results:
-    """Folder of the results of one file. Tables are written last; those of an earlier run are removed first.
+    """Folder with the results of one file. Tables are written last; those of an earlier run are removed first.
 
     Args:
-        inspector: Makes the verdicts.
-        folder: Where the results go.
+        inspector: Inspector that returns the verdicts.
+        folder: Folder for the results.
         names: Names of all images.
 
     Raises:
@@ -54,7 +54,7 @@ class Results:
     def __init__(self, inspector: Inspector, folder: Path, names: Sequence[str] = ()) -> None:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            # Else they would pass for those of a run that was interrupted.
+            # Otherwise they would seem to be the results of this run if it is interrupted.
             tables = _TABLES[inspector.settings.task]
             for name in (*tables, *_MARK_TABLES, _BAD_TABLE):
                 (folder / name).unlink(missing_ok=True)
@@ -73,10 +73,10 @@ class Results:
         """Inspect an image, and write its map or its boxes.
 
         Raises:
-            UsageError: It does not fit the model.
-            ImageError: It cannot be read.
+            UsageError: The image does not fit the model.
+            ImageError: The image cannot be read.
             AnswerError: The net gives no answer; see `note_unanswered`.
-            BoardError: Its file cannot be written.
+            BoardError: A file cannot be written.
         """
         settings = self._inspector.settings
         height, width = image.shape[1:]
@@ -108,7 +108,7 @@ class Results:
         height, width = image.shape[1:]
         self._objects.add(name, (height, width), verdict.boxes)
         text = describe_boxes(verdict.boxes, (height, width))
-        # Images that differ in their type alone keep it, as in `predict`.
+        # Names of images that differ only in their suffix keep it, as in `predict`.
         stem = _stem_of(name) if self._stem_counts[_stem_of(name)] < 2 else name
         with replacing(self._folder, f"labels/{stem}.txt") as file:
             file.write(text.encode())
@@ -116,7 +116,7 @@ class Results:
 
     @property
     def has_bad(self) -> bool:
-        """Return True if an image has no verdict, or one that does not come from the net."""
+        """Return True if an image has no verdict, or a verdict without an answer of the net."""
         return bool(self._bad)
 
     @property
@@ -125,13 +125,13 @@ class Results:
         return sum(bool(row.get("references")) for row in self._rows)
 
     def note_bad(self, path: Path, reason: str) -> None:
-        """Note an image that has no verdict."""
+        """Record an image that has no verdict."""
         self._bad.append({"image": str(path), "reason": reason})
 
     def note_unanswered(self, name: str, path: Path, reason: str) -> None:
-        """Note an image that the net gives no answer for: it is bad, and its part for review.
+        """Record an image for which the net gives no answer: it is listed as bad, and its verdict is review.
 
-        Marks have no table of verdicts, and neither their table nor that of boxes holds the image.
+        Watermarks have no table of verdicts, and the tables of watermarks and boxes skip the image.
         """
         self.note_bad(path, reason)
         if self._inspector.settings.shows == "marks":
@@ -172,7 +172,7 @@ class Results:
         return drift
 
     def _add_large(self, name: str, image: Rows) -> Verdict:
-        """Inspect an image a row of tiles at a time, through a file of 16 bit."""
+        """Inspect an image by rows of tiles, with a map in a 16-bit file."""
         values: MapFile | None = None
         try:
             for top, rows in self._inspector.stream(image):
@@ -252,7 +252,7 @@ def _round(defect: Defect) -> dict[str, float]:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
-    """Return a cell that no spreadsheet takes for a formula, and no terminal for a code."""
+    """Return a cell that spreadsheets do not read as a formula, nor terminals as a control code."""
     if not isinstance(value, str):
         return value
     text = escape(value)
@@ -260,7 +260,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
 
 
 def _encode(values: ArrayRows | MapFile, part: slice) -> NDArray[np.uint16]:
-    """Return rows of a map in 16 bit, 65535 is probability 1."""
+    """Return rows of a map in 16 bits; 65535 is probability 1."""
     rows: NDArray[Any] = values.read(part.start, part.stop)[0]
     if rows.dtype == np.uint16:
         return rows

@@ -1,4 +1,4 @@
-"""Images and maps by rows: in memory, or in a file of which no more than some rows are held."""
+"""Images and maps by rows: in memory, or in a file of which memory holds a few rows."""
 
 import math
 import os
@@ -21,7 +21,7 @@ class ArrayRows:
     """An image in memory.
 
     Args:
-        pixels: [C, H, W].
+        pixels: Pixels [C, H, W].
     """
 
     def __init__(self, pixels: Pixels) -> None:
@@ -33,21 +33,21 @@ class ArrayRows:
         return self.pixels[:, top:bottom]
 
     def write(self, top: int, values: NDArray[np.float32]) -> None:
-        """Take rows."""
+        """Write rows."""
         self.pixels[:, top : top + values.shape[1]] = values
 
 
 class FileRows:
-    """Rows of a ``.npy`` file, read and not mapped, so that they do not stay in memory.
+    """Rows of a ``.npy`` file, which are read, not mapped, so that they do not stay in memory.
 
     Args:
         path: The file.
-        offset: Of its first pixel.
-        shape: [C, H, W].
-        dtype: As stored.
+        offset: Position of its first pixel, in bytes.
+        shape: Shape [C, H, W].
+        dtype: Stored dtype.
         is_last: True if the file holds [H, W, C].
-        options: For `finish`.
-        finish: Makes what the net is trained on of [C, h, W].
+        options: Options for `finish`.
+        finish: Function that returns the net's input for rows [C, h, W].
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class FileRows:
             with open_regular(self._path) as stream:
                 stream.seek(self._offset + start * self._dtype.itemsize)
                 missing = values.nbytes - read_into(stream, values)
-        except (OSError, ValueError) as error:  # another file has taken its place
+        except (OSError, ValueError) as error:  # it was replaced by another file
             raise ImageError(f"{self._path}: {error}") from error
         if missing:
             raise ImageError(f"{self._path}: truncated array")
@@ -99,24 +99,24 @@ class FileRows:
 
 
 class MapFile:
-    """A map of a large image in a temporary file, 16 bit, 65535 is probability 1.
+    """A map of a large image in a temporary file of 16 bits; 65535 is probability 1.
 
     Args:
-        folder: Where there is room.
-        shape: [K, H, W].
+        folder: Folder of the file.
+        shape: Shape [K, H, W].
     """
 
     def __init__(self, folder: Path, shape: tuple[int, int, int]) -> None:
         self.shape = shape
         self._file = tempfile.TemporaryFile(dir=folder, prefix=".lit_inspect-")  # noqa: SIM115
         size_bytes = 2 * int(np.prod(shape))
-        if hasattr(os, "posix_fallocate"):  # a full disk shows now; Windows reserves with truncate
+        if hasattr(os, "posix_fallocate"):  # detects a full disk early; on Windows `truncate` does
             os.posix_fallocate(self._file.fileno(), 0, size_bytes)
         else:
             self._file.truncate(size_bytes)
 
     def write(self, top: int, values: NDArray[np.float32]) -> None:
-        """Take rows [K, n, W] in 0..1."""
+        """Write rows [K, n, W] in 0..1."""
         encoded = np.rint(np.clip(values, 0, 1) * 65535).astype(np.uint16)
         for channel, rows in enumerate(encoded):
             self._seek(channel, top)
@@ -133,7 +133,7 @@ class MapFile:
         return rows
 
     def close(self) -> None:
-        """Give the room on the disk back."""
+        """Free the space on the disk."""
         self._file.close()
 
     def _seek(self, channel: int, top: int) -> None:

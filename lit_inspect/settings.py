@@ -1,4 +1,4 @@
-"""`Settings`: the values of ``inspect.json``, checked before they are used."""
+"""`Settings`: the values of ``inspect.json``, validated before use."""
 
 import json
 import math
@@ -29,11 +29,11 @@ from lit_inspect.layouts import Layout
 from lit_inspect.tiles import Tiling
 from lit_inspect.verdicts import Judge
 
-_MOST_KINDS = 255  # that the maps of classes hold
+_MOST_KINDS = 255  # most classes that maps can contain
 
 
 def _require_all(values: object) -> object:
-    """Refuse options of reading of which one is left out, though each has a default."""
+    """Refuse options for reading if one is missing, although all have defaults."""
     missing = {field.name for field in fields(ReadOptions)}
     if isinstance(values, dict) and (missing := missing - values.keys()):
         raise ValueError(f"{', '.join(sorted(missing))} is missing")
@@ -42,38 +42,38 @@ def _require_all(values: object) -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What ``inspect.json`` says; another key needs another number of the format.
+    """Values of ``inspect.json``; a new key requires a new format number.
 
     Attributes:
-        format: Of the file.
-        sha256: Of its parts.
-        task: What the net gives.
-        read: How images are read.
-        channels: Of an image.
-        dtype: Of its pixels.
-        value_range: That is brought to 0..1; None where it is that of the dtype.
-        scaling: Size that images are brought to.
-        classes: Names.
-        good: Numbers of the classes of good parts, by which images with labels get verdicts.
+        format: Number of the format.
+        sha256: SHA-256 of each part.
+        task: Kind of results of the net.
+        read: Options for reading images.
+        channels: Number of channels of an image.
+        dtype: Dtype of pixels.
+        value_range: Range that is scaled to 0..1; None for the range of the dtype.
+        scaling: Size to which images are scaled.
+        classes: Names of the classes.
+        good: Numbers of the classes of good parts, which determine verdicts of labels.
         golden: Number of golden inputs.
-        tiling: How maps are cut and stitched.
+        tiling: Rules for cutting images into tiles and stitching maps.
         threshold: Least probability of a pixel, or score of a box.
         image_threshold: Least score of an image with a defect.
-        top_fraction: Of the pixels by which an image is scored.
-        min_area_px: Smallest defect or box.
-        large_px: Images of more pixels are inspected through a file.
-        doubt: Why verdicts are unsure.
-        review: Scores that are for review, from and to; none if the first one is higher.
+        top_fraction: Fraction of the pixels whose mean is the score of an image.
+        min_area_px: Smallest area of a defect or box.
+        large_px: Maps of images with more pixels are stored in a file.
+        doubt: Reason why verdicts are unsure, if any.
+        review: Lowest and highest score for review; none if the first one is higher.
         guarantee: Bounds of verdicts.
-        boxes: How objects are found.
-        versions: Releases that the file was made with.
-        layout: Files of target and references; None where an image is one file.
-        reference_limits: Of references that fit, see `lit_inspect.references`; None where none are
-            known.
-        shows: What a map shows.
-        expand: For each channel that a module of lit_data gets the stored one.
+        boxes: Rules for finding objects.
+        versions: Releases of the packages that exported the file.
+        layout: Files of target and references; None if an image is one file.
+        reference_limits: Limits of references that fit, see `lit_inspect.references`; None if they
+            are unknown.
+        shows: Content of a map.
+        expand: Number of the stored channel for each channel that a module of lit_data gets.
         precision: ``int8``, or None for float32.
-        trained: What lit_data says of the training.
+        trained: Description of the training by lit_data.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -109,11 +109,11 @@ class Settings:
 
     @property
     def judge(self) -> Judge:
-        """Return the rule of the verdicts."""
+        """Return the rule for verdicts."""
         return Judge(threshold=self.image_threshold, review=self.review, is_unsure=bool(self.doubt))
 
     def __post_init__(self) -> None:
-        """Check that the parts fit each other."""
+        """Check that the values are consistent."""
         self._check_task()
         if len(set(self.classes)) < len(self.classes):
             raise ValueError("two classes have the same name")
@@ -135,7 +135,7 @@ class Settings:
             raise ValueError(f"the net gets more than {MOST_VALUES} values at a time")
 
     def _check_task(self) -> None:
-        """Check that there is what a task needs, and nothing that it does not know."""
+        """Check that all values that the task needs are present, and no others."""
         is_map, is_box = self.task == "maps", self.task == "boxes"
         if (self.tiling is not None) != is_map:
             raise ValueError(f"tiling is only for maps, and task is {self.task}")
@@ -172,7 +172,7 @@ class Settings:
         return int(limits.min) <= self.boxes.fill <= int(limits.max)
 
     def _count_values(self) -> int:
-        """Return channels x height x width of what the net gets at a time."""
+        """Return channels x height x width of an input of the net."""
         sides_px = [(1, 1)]
         if self.tiling is not None:
             sides_px.append(self.tiling.tile_px)
@@ -199,7 +199,7 @@ def read_settings(manifest: Mapping[str, Any]) -> Settings:
         BoardError: A value is missing, of another type or out of its range, or a key is unknown.
     """
     try:
-        # Of JSON, where a tuple is a list.
+        # JSON has lists instead of tuples.
         return _SCHEMA.validate_json(json.dumps(manifest))
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]

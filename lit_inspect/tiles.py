@@ -15,7 +15,7 @@ Weights = NDArray[np.float64]
 Blend = Literal["constant", "gaussian"]
 
 _SIGMA = 0.125
-"""Standard deviation of the Gaussian in tiles; MONAI's default, after nnU-Net."""
+"""Standard deviation of the Gaussian in units of a tile; MONAI's default, from nnU-Net."""
 
 
 class Rows(Protocol):
@@ -30,7 +30,7 @@ class Rows(Protocol):
 
 
 def read_middle(image: Rows, side_px: int) -> NDArray[Any]:
-    """Read the middle of an image, [C, h, w] of up to so many pixels a side."""
+    """Read the center of an image, [C, h, w] with limited sides."""
     height, width = image.shape[1:]
     top, left = max(0, height - side_px) // 2, max(0, width - side_px) // 2
     return image.read(top, min(top + side_px, height))[:, :, left : left + side_px]
@@ -38,15 +38,15 @@ def read_middle(image: Rows, side_px: int) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Seams:
-    """Rule by which neighbors share the pixels that both cover.
+    """Rule for neighboring tiles that share pixels.
 
     Attributes:
-        overlap_px: Least number of these pixels.
-        margin_px: Pixels next to a seam-side border that count nothing. None: half of the pixels
-            that both cover for `constant`, a quarter for `gaussian`.
-        blend: `constant` counts all that is not in a margin alike, `gaussian` less with the
-            distance from the middle.
-        multiple_px: Tiles begin at multiples of it.
+        overlap_px: Least number of shared pixels along an axis.
+        margin_px: Pixels next to a seam-side border that have no weight; by default half of the
+            shared pixels for `constant`, a quarter for `gaussian`.
+        blend: With `constant` all pixels outside of margins have equal weights; with `gaussian`
+            weights decrease with the distance from the center.
+        multiple_px: Tiles start at multiples of it.
     """
 
     overlap_px: int
@@ -55,11 +55,11 @@ class Seams:
     multiple_px: int
 
     def margins(self, shared_px: int) -> tuple[int, int]:
-        """Return the margins of the tiles before and behind a seam that share so many pixels."""
+        """Return the margins of the tiles before and after a seam for a number of shared pixels."""
         if self.margin_px is not None:
             return self.margin_px, self.margin_px
         if self.blend == "constant":
-            return shared_px // 2, shared_px - shared_px // 2  # each pixel from one tile
+            return shared_px // 2, shared_px - shared_px // 2  # each pixel is from one tile
         return shared_px // 4, shared_px // 4
 
 
@@ -68,12 +68,12 @@ class TileAxis:
     """The tiles along one axis of an image.
 
     Attributes:
-        length_px: Of the image.
-        tile_px: Of each tile.
+        length_px: Length of the image.
+        tile_px: Length of each tile.
         starts: First pixel of each tile.
-        counted: Pixels of each tile that count, within the tile; never behind the end of the image.
-        weights: Of the counted pixels of each tile: [n]; over all tiles a pixel's weights sum to 1.
-            None where all are 1.
+        counted: Pixels of each tile that have weights, within the tile and the image.
+        weights: Weights [n] of these pixels for each tile; a pixel's weights sum to 1 over all
+            tiles. None if all weights are 1.
     """
 
     length_px: int
@@ -85,7 +85,7 @@ class TileAxis:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Rules by which a file says that images are cut, see `lit_data.predict.tiles.Tiling`."""
+    """Rules of a file for cutting images into tiles, see `lit_data.predict.tiles.Tiling`."""
 
     tile_px: Sides
     overlap_px: Distance
@@ -100,7 +100,7 @@ class Tiling:
             raise ValueError(f"tile_px is not a multiple of multiple_px={self.multiple_px}")
         least_px = min(self.tile_px)
         stride_px = (least_px - self.overlap_px) // self.multiple_px * self.multiple_px
-        if stride_px < least_px / MOST_VIEWS:  # of 0 tiles would never end
+        if stride_px < least_px / MOST_VIEWS:  # 0 would give endless tiles
             raise ValueError(
                 f"overlap_px={self.overlap_px} is too large for tiles of {least_px} px"
             )
@@ -114,16 +114,16 @@ class Tiling:
         return rows, plan_axis(width_px, self.tile_px[1], self.round_px, seams)
 
 
-# Most datasets have few sizes; an axis of a hundred tiles of 512 px takes 200 kB.
+# Most datasets have few sizes; an axis with a hundred tiles of 512 px takes 200 kB.
 @lru_cache(maxsize=64)
 def plan_axis(length_px: int, tile_px: int, round_px: int, seams: Seams) -> TileAxis:
     """Return the tiles along one axis.
 
     Args:
-        length_px: Of the image.
-        tile_px: Of a tile, a multiple of that of the seams.
-        round_px: A length below that of a tile is filled up to a multiple of it.
-        seams: The rule for neighbors.
+        length_px: Length of the image.
+        tile_px: Length of a tile, a multiple of the seams' `multiple_px`.
+        round_px: A length shorter than a tile is rounded up to a multiple of it.
+        seams: Rule for neighboring tiles.
     """
     multiple = seams.multiple_px
     padded = round_up(length_px, multiple)
@@ -132,7 +132,7 @@ def plan_axis(length_px: int, tile_px: int, round_px: int, seams: Seams) -> Tile
         return TileAxis(length_px, tile_px, (0,), (slice(0, length_px),), (None,))
     stride = (tile_px - seams.overlap_px) // multiple * multiple
     count = -(-(padded - tile_px) // stride) + 1
-    # Spread evenly, so that no two tiles share more than others for nothing.
+    # Spread evenly, so that no two tiles share more pixels than necessary.
     slack = (padded - tile_px) // multiple
     starts = tuple(tile * slack // (count - 1) * multiple for tile in range(count))
     counted: list[slice] = []
@@ -141,13 +141,13 @@ def plan_axis(length_px: int, tile_px: int, round_px: int, seams: Seams) -> Tile
         part = _find_counted(weights, length_px - start)
         part_weights = weights[part].astype(np.float32)
         counted.append(part)
-        # Without weights a tile is copied and not multiplied.
+        # Without weights a tile is copied instead of multiplied.
         counted_weights.append(None if (part_weights == 1).all() else part_weights)
     return TileAxis(length_px, tile_px, starts, tuple(counted), tuple(counted_weights))
 
 
 def _find_counted(weights: Weights, image_px: int) -> slice:
-    """Return the pixels of a tile with a weight, of those within the image."""
+    """Return the pixels of a tile that have weights and are within the image."""
     counted = np.flatnonzero(weights[:image_px])
     return slice(int(counted[0]), int(counted[-1]) + 1) if counted.size else slice(0, 0)
 
@@ -155,25 +155,25 @@ def _find_counted(weights: Weights, image_px: int) -> slice:
 def weigh_tiles(starts: Sequence[int], tile_px: int, seams: Seams) -> list[Weights]:
     """Return weights along one axis; a tile's weight at a pixel is the product over both axes.
 
-    Near a seam-side border a net sees zeros (or a reflection) where the image goes on, as far as it
-    reaches: half its receptive field. Such pixels count nothing as long as they lie within the
-    margin, and the neighbor covers them. Borders of the image itself have no margin, as there the
-    net sees what it would see in the whole image. So if the margin is at least the reach, every
-    pixel that counts is that of the whole image, and so is any average:
+    At a seam-side border a net sees padding instead of the rest of the image, which affects pixels
+    up to its reach, half the receptive field. Within the margin these pixels have no weight, and the
+    neighboring tile covers them. Borders of the image itself have no margin, because the net sees the
+    same padding there as in the whole image. So if the margin is at least the reach, all pixels with
+    weights, and their averages, equal those of the whole image:
 
-    - `constant`, margins by default: where the overlap is at least the receptive field;
-    - `gaussian`: there too if ``margin_px`` is the reach, which `lit_data` measures; with margins by
-      default where it is at least twice as large;
-    - nets whose output depends on all of the tile (attention, norms that average over it): never,
-      and there `gaussian` hides the seams.
+    - `constant` with default margins: if the overlap is at least the receptive field;
+    - `gaussian`: the same if ``margin_px`` is the reach, which `lit_data` measures; with default
+      margins if the overlap is at least twice the receptive field;
+    - nets whose output depends on the whole tile (attention, norms that average over it): never, but
+      `gaussian` hides the seams.
 
     Args:
         starts: First pixel of each tile, ascending.
-        tile_px: Length of each.
-        seams: The rule.
+        tile_px: Length of each tile.
+        seams: Rule for neighboring tiles.
 
     Returns:
-        For each tile [tile_px] weights that sum to 1 at each pixel.
+        Weights [tile_px] of each tile, which sum to 1 at each pixel.
     """
     raw_weights = [weigh_tile(tile_px, seams.blend) for _ in starts]
     for tile in range(len(starts) - 1):
@@ -190,7 +190,7 @@ def weigh_tiles(starts: Sequence[int], tile_px: int, seams: Seams) -> list[Weigh
 
 
 def weigh_tile(tile_px: int, blend: Blend) -> Weights:
-    """Return the weights of a tile by itself."""
+    """Return the weights of a tile before they are normalized."""
     if blend == "constant":
         return np.ones(tile_px)
     deviations = (np.arange(tile_px) - (tile_px - 1) / 2) / (_SIGMA * tile_px)
@@ -199,12 +199,12 @@ def weigh_tile(tile_px: int, blend: Blend) -> Weights:
 
 
 def round_up(value: int, step: int) -> int:
-    """Return the next multiple of a step, from a value on."""
+    """Return the smallest multiple of a step that is at least a value."""
     return -(-value // step) * step
 
 
 def cut(image: Rows, rows: TileAxis, columns: TileAxis) -> Iterator[NDArray[Any]]:
-    """Yield tiles row by row, [C, h, w] each; those that reach past the end repeat the edge."""
+    """Yield the tiles [C, h, w] row by row; beyond the image they repeat its edge."""
     for top in rows.starts:
         slab = image.read(top, min(top + rows.tile_px, rows.length_px))
         below_px = rows.tile_px - slab.shape[1]
@@ -219,7 +219,7 @@ def cut(image: Rows, rows: TileAxis, columns: TileAxis) -> Iterator[NDArray[Any]
 def stitch(
     values: Iterator[Floats], rows: TileAxis, columns: TileAxis
 ) -> Iterator[tuple[int, Floats]]:
-    """Yield (first row, finished rows [K, n, W]) of the values of tiles that come row by row.
+    """Yield (first row, finished rows [K, n, W]) from values of tiles in the order of `cut`.
 
     Memory holds one row of tiles.
     """
@@ -237,7 +237,7 @@ def stitch(
             return
         finished = rows.starts[row + 1] - top
         yield top, slab[:, :finished].copy()
-        # No further tile covers the rows above the next row of tiles.
+        # No later tile covers the rows above the next row of tiles.
         shared = slab.shape[1] - finished
         slab[:, :shared] = slab[:, finished:].copy()
         slab[:, shared:] = 0
@@ -252,7 +252,7 @@ def _blend(
     vertical, horizontal = row[0].weights[row[1]], column[0].weights[column[1]]
     values = tile[:, down, across]
     if vertical is None and horizontal is None:
-        part[...] = values  # no other tile counts here
+        part[...] = values  # no other tile has a weight here
         return
     if vertical is not None:
         values = values * vertical[:, None]

@@ -1,4 +1,4 @@
-"""`Judge`: the rule that gives images their verdicts, the same for maps, boxes and labels."""
+"""`Judge`: the rule for verdicts of images, the same for maps, boxes and labels."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -18,14 +18,14 @@ UNSURE = "unsure"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judge:
-    """Makes the verdict of an image from its score.
+    """Rule that returns the verdict of an image from its score.
 
     Args:
-        threshold: Lowest score of a ``defect``; None: an image is a ``defect`` if one is found in
-            it.
+        threshold: Lowest score of a ``defect``; with None an image is a ``defect`` if one was found
+            in it.
         review: Lowest and highest score for ``review``, instead of the threshold; if the first one
             is higher, no score is for ``review``.
-        is_unsure: The model is useless, and so is every verdict.
+        is_unsure: The model is not reliable, so the verdict is always ``unsure``.
     """
 
     threshold: float | None = None

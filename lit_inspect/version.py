@@ -1,3 +1,3 @@
-"""Version of the package, beside which nothing is imported."""
+"""Version of the package, which can be imported without other modules."""
 
 VERSION = "0.1.0"

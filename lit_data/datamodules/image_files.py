@@ -1,4 +1,4 @@
-"""Sources of images: their files, how they are decoded, and how they are stored."""
+"""Sources of images: files, decoders and stores."""
 
 import copy
 import logging
@@ -72,19 +72,19 @@ class LayoutKeywords(MaskedKeywords, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder(Source):
-    """Images that are files of their own, or in shards.
+    """Images in separate files or in shards.
 
     Args:
         read: How files are read: page, alpha, EXIF, limits, OpenCV's channel order.
-        exclude: Globs below the root of files to skip; a folder stands for everything in it.
-        patterns: Globs below the root.
-        cache: `store` decodes every file once into a memory-mapped store; `device` puts that store
-            into the memory of the device once and cuts patches there; `lru` decodes on access and
-            keeps `cache_bytes`; `none` decodes on each access.
+        exclude: Globs below the root of files to skip; a folder excludes all files in it.
+        patterns: Globs below the root of files to read.
+        cache: `store` decodes every file once into a memory-mapped store; `device` also copies that
+            store to the memory of the device once and cuts patches there; `lru` decodes on access
+            and keeps `cache_bytes`; `none` decodes on each access.
 
     Raises:
-        ConfigError: A pattern leaves the root or is invalid, or an option cannot be used with a set
-            of shards.
+        ConfigError: A pattern leads out of the root or is invalid, or an option cannot be used with
+            shards.
     """
 
     read: ReadOptions = field(default_factory=ReadOptions)
@@ -117,11 +117,11 @@ class ImageFolder(Source):
         return ImageDecoder(self.read)
 
     def keeping_numbers(self) -> Self:
-        """Return these files with `ReadOptions.depth` at ``keep``, as a range of values counts their numbers."""
+        """Return this source with `ReadOptions.depth` at ``keep``, which a range of values requires."""
         return replace(self, read=replace(self.read, depth="keep"))
 
     def find_images(self) -> Sequence[ImageSource]:
-        """Find the files of each image; called once."""
+        """Find the files of each image; this is called once."""
         sources = find_sources(
             self.folder,
             patterns=self.patterns,
@@ -136,7 +136,7 @@ class ImageFolder(Source):
         return [sources[number] for number in members]
 
     def list_others(self, bank: ImageBank) -> list[str]:
-        """Return the names of images that lists may name, though they are not in a bank."""
+        """Return the names of images that are not in a bank, but may be in lists."""
         return [self.name(path) for path, _ in bank.skipped]
 
     @cached_property
@@ -148,22 +148,22 @@ class ImageFolder(Source):
         return self.open_shards(kind)
 
     def list_images(self) -> Sequence[ImageSource]:
-        """List the files of each image; for a set of shards the original files.
+        """List the files of each image; for shards the original files.
 
         Raises:
-            DataError: There are none.
+            DataError: There are no images.
         """
         return self.shards.list_images() if self.shards is not None else self._images
 
     @cached_property
     def _images(self) -> Sequence[ImageSource]:
-        return self.find_images()  # once, as it logs what it leaves out
+        return self.find_images()  # once, because it logs skipped files
 
     def open_images(self) -> ImageBank:
         """Open the decoded images; the first call with `cache=store` decodes them.
 
         Raises:
-            DataError: Files are bad, or not all have one dtype and number of channels.
+            DataError: Files are bad, or differ in dtype or number of channels.
         """
         if self.shards is not None:
             return self.shards.open_images(self.decoder)
@@ -174,7 +174,7 @@ class ImageFolder(Source):
         return [self.name(bank.name(number)) for number in range(len(bank))]
 
     def unstored(self) -> Self:
-        """Return these files without a store; those that were listed are not listed again."""
+        """Return this source without a store; files that were listed are not listed again."""
         files = copy.copy(self)  # with the lists that are cached in it
         object.__setattr__(files, "cache", "none")
         return files
@@ -189,14 +189,14 @@ class ImageFolder(Source):
         return {"images": len(sources)}
 
     def list_published(self) -> Sequence[ImageSource]:
-        """List the files of each image for a set of shards; bad ones may be among them."""
+        """List the files of each image to write into shards; some may be bad."""
         return self.list_images()
 
     def list_beside(self, scratch: Path) -> dict[str, Path]:
-        """Return local files that a set of shards needs beside the images, by paths below the root.
+        """Return local files that shards need in addition to the images, by paths below the root.
 
         Args:
-            scratch: Folder for files that have to be written for it.
+            scratch: Folder for files that must be written for the shards.
         """
         return {self.name(path): path for path in find_list_files(self.folder)}
 
@@ -205,11 +205,11 @@ class ImageFolder(Source):
         return shards.write_images(self.describe_published(shards.scratch))
 
     def describe_published(self, scratch: Path) -> PublishedImages:
-        """Return the images as they are written in shards; for args see `list_beside`."""
+        """Return the images to write into shards; for args see `list_beside`."""
         sources = self.list_published()
-        # Shards know images by their paths below the root, so that they can lie anywhere.
+        # Shards name images by their paths below the root, so that the root can be anywhere.
         names = {path: self.name(path) for source in sources for path in source.paths}
-        # As the paths begin: some kinds of data make those of a relative root absolute.
+        # The beginning of the paths: some kinds of data make paths of a relative root absolute.
         path, name = next(iter(names.items()))
         return PublishedImages(
             sources=sources,
@@ -223,7 +223,7 @@ class ImageFolder(Source):
 
     def _open_bank(self, sources: Sequence[ImageSource], decoder: Decoder, part: str) -> ImageBank:
         if self.cache in ("store", "device"):
-            # A device cuts patches out of whole images.
+            # A device cuts patches from whole images.
             layout = self._layout if self.cache == "store" else WHOLE
             folder = self.store_folder / part
             return DecodedStore.build(
@@ -234,7 +234,7 @@ class ImageFolder(Source):
 
     @property
     def _layout(self) -> StoreOptions:
-        """Layout of decoded images on the disk."""
+        """Layout of decoded images on disk."""
         return WHOLE
 
     @property
@@ -255,21 +255,20 @@ class ImageFolder(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedImageFolder(ImageFolder):
-    """Images of one file or several each, which may have masks.
+    """Images of one or more files each, with or without masks.
 
-    A subclass with images or masks in other places overrides `find_images` or `find_masks`.
+    A subclass whose images or masks are in other places overrides `find_images` or `find_masks`.
 
     Args:
-        masks: Folder (absolute or below the root) of masks with the stems of their images, or
-            `None`.
-        mask_read: How masks are read: their values, palettes.
-        store: How decoded images are stored on disk with `cache=store`.
-        layout: `None`: an image is one file, with the channels that it has. `channels`, `files`,
-            `pairs` and `single` have references, see `lit_data.datasets.references`.
-        channels: For layout `channels`: which channel, as stored in the file, is target, ref1 and
-            ref2.
-        files: For `files` and `pairs`: for each role a glob with one ``*``; `patterns` is for the
-            other layouts.
+        masks: Folder (absolute or below the root) of masks, which have the stems of their images;
+            `None` for no masks.
+        mask_read: Options for reading masks, such as their values and palettes.
+        store: Layout of decoded images on disk with `cache=store`.
+        layout: With `None`, an image is one file with all its channels. `channels`, `files`, `pairs`
+            and `single` have references, see `lit_data.datasets.references`.
+        channels: Numbers of the channels that are target, ref1 and ref2, for layout `channels`.
+        files: A glob with one ``*`` for each role, for `files` and `pairs`; other layouts use
+            `patterns`.
     """
 
     masks: str | None = None
@@ -296,7 +295,7 @@ class MaskedImageFolder(ImageFolder):
             return ImageDecoder(self.read)
         if self.layout == "channels":
             return ImageDecoder(self.read, channels=self.channels)
-        # A role has one channel; grey images are often saved as three equal ones.
+        # A role has one channel; gray images are often saved with three equal channels.
         return ImageDecoder(replace(self.read, equal_channels="collapse"))
 
     @property
@@ -306,7 +305,7 @@ class MaskedImageFolder(ImageFolder):
 
     @cached_property
     def mask_options(self) -> MaskOptions:
-        """Options by which the masks are read: `mask_read`, settled by the masks themselves."""
+        """Options for reading the masks: `mask_read`, with `invert` chosen from the masks if it is `auto`."""
         if self.shards is not None:
             return self.mask_read
         return choose_inversion([Path(mask.paths[0]) for mask in self.list_masks()], self.mask_read)
@@ -339,7 +338,7 @@ class MaskedImageFolder(ImageFolder):
             DataError: Files are bad, or do not hold the channels that the layout needs.
         """
         bank = super().open_images()
-        stored = rule_of(self.layout).stored  # None: as many channels as the files have
+        stored = rule_of(self.layout).stored  # None for any number of channels
         if stored not in (None, bank.channels):
             raise DataError(
                 f"layout={self.layout} needs {counted(stored, 'channel')} for each image, but the files of "
@@ -349,9 +348,9 @@ class MaskedImageFolder(ImageFolder):
         return bank
 
     def find_masks(self) -> Sequence[ImageSource]:
-        """Find the files of each mask, whose stem is that of its image; called once.
+        """Find the files of each mask, which has the stem of its image; this is called once.
 
-        Several files give a mask of as many channels.
+        A mask of several files has one channel for each.
         """
         folder = self.mask_folder
         if folder is None:
@@ -374,13 +373,13 @@ class MaskedImageFolder(ImageFolder):
         """Open the decoded masks of some images, in their order.
 
         Args:
-            numbers: The images, those of a split.
+            numbers: Numbers of the images of a split.
             bank: All images.
-            split: Its name, for the store and for messages.
+            split: Name of the split, for the store and for messages.
 
         Returns:
-            The masks, `None` where the dataset has no masks, and the images that they are of: under
-            `on_bad=skip` those whose masks are bad are skipped.
+            The masks, or `None` if the dataset has none, and the numbers of their images; with
+                `on_bad=skip` images with bad masks are skipped.
 
         Raises:
             DataError: An image has no mask, or a mask is bad or without an image.
@@ -389,14 +388,14 @@ class MaskedImageFolder(ImageFolder):
         if not masks:
             return None, numbers
         mask_of = {Path(mask.paths[0]): mask for mask in masks}
-        # Masks of plain images may lie in a folder that holds those of other images too.
+        # The folder of masks of plain images may also have masks of other images.
         if self.layout is not None:
             self._check_orphans(mask_of)
         images = [Path(bank.name(number)) for number in numbers]
         stems = {stem_of(image) for image in images}
         masks_of_split = [path for path in mask_of if stem_of(path) in stems]
         sources = [mask_of[path] for _, path in match_by_stem(images, masks_of_split)]
-        # A store for each split: splits that use synthetic defects need no masks.
+        # One store for each split, because splits with synthetic defects need no masks.
         opened = self._open_bank(sources, self.mask_decoder, f"masks-{split}")
         return opened, _leave_out(numbers, sources, opened, split)
 
@@ -407,7 +406,7 @@ class MaskedImageFolder(ImageFolder):
             bank: All images.
 
         Returns:
-            Numbers of these images, and their masks; none without masks.
+            Numbers of these images and their masks; the masks are None if there are none.
         """
         number_of = {stem_of(bank.name(number)): number for number in range(len(bank))}
         known = [mask for mask in self.list_masks() if stem_of(mask.paths[0]) in number_of]
@@ -418,7 +417,7 @@ class MaskedImageFolder(ImageFolder):
         return np.array(_leave_out(numbers, known, opened, "all"), np.int64), opened
 
     def _check_orphans(self, masks: Iterable[Path]) -> None:
-        """Refuse masks without an image, also without a bad one that was skipped."""
+        """Refuse masks without an image; a bad image that was skipped counts as one."""
         stems = {stem_of(image.paths[0]) for image in self.list_images()}
         orphans = [path for path in masks if stem_of(path) not in stems]
         if orphans:
@@ -466,20 +465,20 @@ class MaskedImageFolder(ImageFolder):
 
 def stem_of(path: str | Path) -> str:
     """Return the name without its suffix, in one form of Unicode."""
-    # macOS takes accents apart in names of files, other systems keep them as they were typed.
+    # macOS decomposes accents in names of files, other systems do not change them.
     return unicodedata.normalize("NFC", Path(path).stem)
 
 
 def _leave_out(
     numbers: Sequence[int], masks: Sequence[ImageSource], opened: ImageBank, split: str
 ) -> Sequence[int]:
-    """Return the images whose masks are good, and log how many others there are.
+    """Return the images whose masks are good, and log the number of others.
 
     Args:
         numbers: Images of a split.
-        masks: The mask of each.
-        opened: The good ones.
-        split: For the log.
+        masks: Mask of each image.
+        opened: The good masks.
+        split: Name of the split for the log.
     """
     bad_paths = {path for path, _ in opened.skipped}
     good_images = []

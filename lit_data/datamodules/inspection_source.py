@@ -1,4 +1,4 @@
-"""`InspectionFiles`: single images and what says where their defects are."""
+"""`InspectionFiles`: single images with the masks, annotations or labels of their defects."""
 
 import json
 import logging
@@ -59,31 +59,29 @@ from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
-ANNOTATION_FORMAT = 6  # raise it with every change of a drawn mask
+ANNOTATION_FORMAT = 6  # increase it with every change of a drawn mask
 _BOXES = "boxes.npy"
 _DRAWN = ("coco", "labelme", "csv", "yolo", "cvat")
 
 
 @dataclass(frozen=True, kw_only=True)
 class InspectionFiles(MaskedImageFolder):
-    """The files of an inspection set; by default gray images are copied to three channels.
+    """Files of an inspection dataset; by default gray images are copied to three channels.
 
     Args:
-        masks: Folder of the masks; `None` looks for them, see
-            `lit_data.datasets.layouts`.
-        classes: Names of the kinds of defects that are told apart, numbered from 1: of categories
-            of annotations, of the numbers in masks, or of the kinds of images whose masks are black
-            and white; `None`: a defect is a defect.
-        good: Globs of the names of folders with good parts; `None` goes by their words, see
-            `lit_data.datasets.good_names`.
-        scaling: Size that images and masks are brought to before they are stored; `None` keeps that
-            of the files.
-        takes_labels: A CSV of labels says which images are good, where no mask or folder does.
-        listed: Images, masks and kinds in the place of those that are found below the root.
+        masks: Folder of the masks; `None` searches for them, see `lit_data.datasets.layouts`.
+        classes: Names of the classes of defects, numbered from 1: categories of annotations, numbers
+            in masks, or kinds of images whose masks are black and white; `None` for one class.
+        good: Globs of the names of folders with good parts; `None` recognizes them by their words,
+            see `lit_data.datasets.good_names`.
+        scaling: Size to which images and masks are scaled before they are stored; `None` keeps the
+            size of the files.
+        takes_labels: A CSV of labels may define which images are good, if no mask or folder does.
+        listed: Images, masks and kinds to use instead of those below the root.
 
     Raises:
-        ConfigError: Masks of several classes, and no names of them; or a set of shards is to be
-            scaled, or its folders to be called good.
+        ConfigError: Masks have several classes without names; or a set of shards is used with
+            `scaling` or `good`.
     """
 
     read: ReadOptions = field(default_factory=partial(ReadOptions, gray_to_rgb=True))
@@ -100,7 +98,7 @@ class InspectionFiles(MaskedImageFolder):
         if is_sharded(self.root):
             self._refuse_scaled_shards()
             self._refuse_good_shards()
-        if self.classes is not None:  # in a shell numbers are no text
+        if self.classes is not None:  # a shell passes numbers, not strings
             object.__setattr__(self, "classes", check_classes([str(name) for name in self.classes]))
         elif self.mask_read.classes > 2:
             names = ",".join(f"name{number}" for number in range(1, self.mask_read.classes))
@@ -113,7 +111,7 @@ class InspectionFiles(MaskedImageFolder):
 
     @cached_property
     def image_set(self) -> InspectionSet:
-        """The images, and the mask of each that has one."""
+        """The images and their masks, if any."""
         if self.shards is not None:
             return read_set(self.folder)
         if self.listed is not None:
@@ -121,9 +119,9 @@ class InspectionFiles(MaskedImageFolder):
             return replace(self.listed, kinds=name_kinds(labels, self.good))
         image_set = self._named_set
         if image_set.layout == "none":
-            # No file is a mask: annotations may say where defects are.
-            has_folders = GOOD in image_set.kinds  # those that are to be predicted have any names
-            # The walk through the folder has seen all files, but for those that are excluded.
+            # No file is a mask: annotations may mark the defects.
+            has_folders = GOOD in image_set.kinds  # folders to predict may have any names
+            # The search of the folder has found all files, except for excluded ones.
             if self.leftovers.unread or self.exclude:
                 image_set = self._draw_annotations(image_set)
             return leave_out_stray(self.folder, image_set) if has_folders else image_set
@@ -132,7 +130,7 @@ class InspectionFiles(MaskedImageFolder):
 
     @cached_property
     def _named_set(self) -> InspectionSet:
-        """The images and masks, by the names of the files."""
+        """The images and masks according to the names of the files."""
         image_set = find_inspection_set(
             self.folder,
             self.masks,
@@ -144,7 +142,7 @@ class InspectionFiles(MaskedImageFolder):
         return self.leave_out_others(image_set)
 
     def leave_out_others(self, image_set: InspectionSet) -> InspectionSet:
-        """Return the images that belong to the set, see `find_members`; what is to be predicted belongs to it."""
+        """Return the images that belong to the dataset, see `find_members`; for prediction all of them."""
         if self.splits != "auto":
             return image_set
         image_set = leave_out_unlike(self.folder, image_set, self.leftovers)
@@ -154,11 +152,11 @@ class InspectionFiles(MaskedImageFolder):
 
     @property
     def _listed_set(self) -> InspectionSet:
-        """A set with the images of `image_set`, for which no mask is drawn if names say which they are."""
+        """A set with the images of `image_set`, without drawing masks if names determine the images."""
         if self.shards is not None or self.listed is not None:
             return self.image_set
         named = self._named_set
-        # One image may be left out then, unless annotations say where defects are.
+        # One image may be skipped in that case, unless annotations mark the defects.
         is_open = named.layout == "none" and GOOD in named.kinds
         return self.image_set if is_open else named
 
@@ -177,7 +175,7 @@ class InspectionFiles(MaskedImageFolder):
     @property
     @override
     def _layout(self) -> StoreOptions:
-        # Bands are for patches; whole images are read faster from one piece.
+        # Bands are for patches; whole images are read faster without them.
         is_read_whole = self.scaling is not None and self.scaling.size_px is not None
         return replace(self.store, band_px=None) if is_read_whole else self.store
 
@@ -216,7 +214,7 @@ class InspectionFiles(MaskedImageFolder):
         return replace(images, summarise=find_details, group=group_details)
 
     def _refuse_scaled_shards(self) -> None:
-        # A set of shards holds no files, and so not the sizes that predictions are brought back to.
+        # Shards do not have the files, so the sizes to which predictions are scaled back are unknown.
         if self.scaling is not None:
             raise ConfigError(
                 "data.size_px and data.scale need the files of the images: remove them to write "
@@ -232,29 +230,29 @@ class InspectionFiles(MaskedImageFolder):
 
     @cached_property
     def mask_options(self) -> MaskOptions:
-        """Options by which the masks are read: `mask_read`, or numbers of `classes`."""
+        """Options for reading the masks: `mask_read`, or numbers of `classes`."""
         is_drawn = self.image_set.layout in _DRAWN
         masks: list[Path] = []
         if self.shards is None and not is_drawn:
             masks = [Path(mask.paths[0]) for mask in self.list_masks()]
-        # Masks that were drawn from annotations hold numbers, however others are read.
+        # Masks that were drawn from annotations contain numbers, whatever `mask_read` is.
         options = MaskOptions(ignore=IGNORED) if is_drawn else self.mask_read
         if self.classes is None or self._kinds_are_classes:
             return choose_mask_options(masks, options)
         return choose_mask_options(masks, replace(options, classes=len(self.classes) + 1))
 
     def open_all_masks(self, bank: ImageBank) -> tuple[PartialMasks | None, set[int]]:
-        """Decode the masks that there are.
+        """Decode all masks.
 
         Args:
             bank: The images.
 
         Returns:
-            The masks of all images; and the images that are to be left out, as what marks their
-            defects is bad.
+            The masks, or None without any; and the images to skip because their mask or annotation is
+                bad.
 
         Raises:
-            DataError: Masks are bad, and are not to be skipped.
+            DataError: Masks are bad and `on_bad` is `error`.
         """
         position_of = {str(image): n for n, image in enumerate(self.image_set.images)}
         positions = [position_of[bank.name(number)] for number in range(len(bank))]
@@ -264,7 +262,7 @@ class InspectionFiles(MaskedImageFolder):
             if self.image_set.images[position] in self.image_set.bad:
                 bad_images.add(number)
         sources = []
-        # Bad annotations leave out their images, so no mask of them is read.
+        # Images with bad annotations are skipped, so their masks are not read.
         for number, path in enumerate(mask_paths):
             if path is not None and number not in bad_images:
                 sources.append(ImageSource((str(path),)))
@@ -272,10 +270,10 @@ class InspectionFiles(MaskedImageFolder):
             return None, bad_images
         masks = self._open_bank(sources, self.mask_decoder, "masks")
         mask_numbers = {masks.name(number): number for number in range(len(masks))}
-        # A mask that is bad was skipped, and has no number.
+        # A bad mask was skipped and has no number.
         of_image = np.array([mask_numbers.get(str(path), -1) for path in mask_paths], np.int64)
         if self.scaling is not None:
-            # Scaled to one size, an image and a mask that do not fit would look as if they did.
+            # After scaling to one size, an image and a mask that do not fit would seem to fit.
             sizes_px = read_sizes(bank, ImageDecoder(self.read), self.kept_folder)
             mask_sizes_px = read_sizes(masks, MaskDecoder(self.mask_options), self.kept_folder)
             check_mask_sizes((bank, sizes_px), (masks, mask_sizes_px), of_image)
@@ -288,7 +286,7 @@ class InspectionFiles(MaskedImageFolder):
         return PartialMasks(bank, np.arange(len(bank)), masks, of_image, class_numbers), bad_images
 
     def describe_lack(self) -> str:
-        """Return that no masks were found, and what else can be done."""
+        """Return a message that no masks were found, with advice."""
         return (
             f"{show_path(self.folder)}: no masks were found: name their folder with data.masks, "
             "see docs/masks.md for the layouts that are known, draw defects with "
@@ -314,26 +312,26 @@ class InspectionFiles(MaskedImageFolder):
 
     @property
     def _kinds_are_classes(self) -> bool:
-        """True if masks are black and white, and the kind of an image names the class of its mask."""
+        """True if masks are black and white, and the kind of an image is the class of its mask."""
         if self.image_set.layout in _DRAWN or self.mask_read.classes != 2:
             return False
         return not set(self.classes or ()).isdisjoint(self.image_set.kinds)
 
     def number_kinds(self, kinds: Sequence[str], has_mask: Bools) -> Ints | None:
-        """Return the class of each image by its kind, 0 for others; None where kinds are no classes."""
+        """Return the class of each image by its kind, 0 for others; None if kinds are not classes."""
         if self.classes is None or not self._kinds_are_classes:
             return None
-        # Kinds without a mask, such as good, need not be classes.
+        # Kinds without a mask, such as good, do not have to be classes.
         marked_kinds = {kinds[number] for number in np.flatnonzero(has_mask).tolist()}
         _check_known(self.classes, marked_kinds, "kinds of images")
         number_of = {name: number for number, name in enumerate(self.classes, 1)}
         return np.array([number_of.get(kind, 0) for kind in kinds], np.int64)
 
     def _draw_annotations(self, image_set: InspectionSet) -> InspectionSet:
-        """Return the set with masks drawn from its files of annotations, once; without such with its labels.
+        """Return the set with masks drawn once from its annotations; without annotations, with its labels.
 
         Raises:
-            DataError: Annotations are bad, and are not to be skipped.
+            DataError: Annotations are bad and `on_bad` is `error`.
         """
         annotated = read_annotations(self.folder, image_set.images, image_set.excluded)
         if annotated is None or not annotated.marks:
@@ -347,7 +345,7 @@ class InspectionFiles(MaskedImageFolder):
         folder = self._make_folder(
             paths, purpose, lambda temp: self._draw(annotated, image_set.images, temp)
         )
-        # Kept beside the masks, so that each run lists what was bad when they were drawn.
+        # Stored with the masks, so that each run lists the problems found when they were drawn.
         problems = json.loads((folder / "bad.json").read_text())
         self._report(problems["problems"])
         masks: list[Path | None] = []
@@ -366,8 +364,8 @@ class InspectionFiles(MaskedImageFolder):
         """Return the set with the labels of a table, if it has one.
 
         Args:
-            image_set: Its images.
-            unmarked: What was read of files of annotations that mark nothing, if there are any.
+            image_set: The set.
+            unmarked: Content of annotation files that mark nothing, if there are any.
         """
         used = [] if unmarked is None else [*unmarked.files]
         table = self._read_labels(image_set)
@@ -384,7 +382,7 @@ class InspectionFiles(MaskedImageFolder):
         add_label_files(self.leftovers, self.folder, "masks", files, with_unknown=not files)
 
     def _read_labels(self, image_set: InspectionSet) -> ImageLabels | None:
-        """Read a CSV of labels where no folder holds good images; None where none is asked for."""
+        """Read a CSV of labels if no folder has good images; None if it is not needed or not found."""
         if not self.takes_labels or GOOD in image_set.kinds:
             return None
         try:
@@ -392,10 +390,10 @@ class InspectionFiles(MaskedImageFolder):
         except DataError:
             if self.splits != UNDIVIDED:
                 raise
-        return None  # of images that are only predicted
+        return None  # images that are only predicted need no labels
 
     def _join_parts(self, image_set: InspectionSet) -> InspectionSet:
-        """Return the set with one mask in place of several, drawn once: what any of them marks."""
+        """Return the set with several masks of an image joined into one, drawn once: the union of their marks."""
         paths = [path for parts in image_set.parts.values() for path in parts]
         purpose = f"parts {ANNOTATION_FORMAT} {self.mask_read}"
         folder = self._make_folder(paths, purpose, lambda temp: self._draw_parts(image_set, temp))
@@ -407,7 +405,7 @@ class InspectionFiles(MaskedImageFolder):
         all_parts = image_set.parts.values()
         paths = [path for parts in all_parts for path in parts]
         read = choose_inversion(paths, self.mask_read).read
-        # Where what is black marks defects, any black of a part does.
+        # If black marks defects, the black pixels of all parts do.
         join = np.logical_and if self.mask_read.invert is True else np.logical_or
         for number, parts in enumerate(track(all_parts, "joining masks", len(all_parts))):
             is_marked = [read_image(path, read)[0] > 0 for path in parts]
@@ -417,18 +415,18 @@ class InspectionFiles(MaskedImageFolder):
     def _make_folder(
         self, paths: Sequence[Path], purpose: str, fill: Callable[[Path], None]
     ) -> Path:
-        """Return the folder of masks that are made of files; the first call fills it.
+        """Return the folder of masks that are created from files; the first call fills it.
 
         Args:
-            paths: The files; another folder is made where one of them changes.
-            purpose: Tells masks of the same files apart.
-            fill: Writes the masks into a folder.
+            paths: The files; if one of them changes, another folder is created.
+            purpose: Text that distinguishes masks of the same files.
+            fill: Function that writes the masks into a folder.
         """
         sources = list_sources([ImageSource((str(path),)) for path in paths], progress=False)
         folder = self.cache_folder / "annotations" / sources.digest(purpose)
         if not folder.is_dir():
             folder.parent.mkdir(parents=True, exist_ok=True)
-            # Made aside and renamed, so that a folder is complete, also after a kill.
+            # Written elsewhere and renamed, so that a folder is complete, also after a kill.
             with temp_folder(folder.parent) as temp:
                 fill(temp)
                 publish(temp, folder)
@@ -454,7 +452,7 @@ class InspectionFiles(MaskedImageFolder):
         problems.warn_if_any(log, f"{heading}; images with bad annotations are skipped")
 
     def _report_unread(self, problems: Problems) -> None:
-        """Report that there are files of annotations, and that none of them can be read."""
+        """Report that annotation files exist, but none of them can be read."""
         heading = "no annotations can be read"
         if self.on_bad == "error":
             cure = "fix or remove them; with data.on_bad=skip images count as without annotations"
@@ -462,7 +460,7 @@ class InspectionFiles(MaskedImageFolder):
         problems.warn_if_any(log, f"{heading}, so the images count as without annotations")
 
     def _describe_marks(self, annotated: Annotated) -> str:
-        """Return how many marks there are of each category, and how many are ignored."""
+        """Return the number of marks of each category, and of ignored marks, in words."""
         ignored = annotated.count_ignored()
         note = f", ignored marks (iscrowd, __ignore__): {ignored}" if ignored else ""
         return self._describe_categories(annotated.count_categories()) + note

@@ -1,4 +1,4 @@
-"""`FileOptions` and `Source`: where the files of a dataset lie, on a disk, on a server, or made on first use."""
+"""`FileOptions` and `Source`: files of a dataset on disk, on a server, or generated on first use."""
 
 import os
 import shutil
@@ -33,21 +33,21 @@ Sharded = TypeVar("Sharded", bound=Root)
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """Options of the files of a dataset: location, splits and caches.
+    """Options for the files of a dataset: location, splits and caches.
 
-    A datamodule takes the options as keywords, see `FileKeywords`, and makes its `Source` of them.
+    A datamodule takes the options as keywords, see `FileKeywords`, and creates its `Source` from them.
 
     Args:
         root: A folder or an address, such as ``s3://bucket/folder`` or ``https://host/folder``;
-            `None` makes the synthetic dataset once in the cache.
-        splits: Whole images, objects or volumes to train, val and test: `auto`, `folders`,
-            fractions, or lists; see `lit_data.datasets.splits.split_images`.
-        split_seed: Seed of the random choice where splits are fractions.
-        on_bad: `error` lists all bad files and stops; `skip` skips and lists them.
+            `None` generates the synthetic dataset once in the cache.
+        splits: Division of whole images, objects or volumes into train, val and test: `auto`,
+            `folders`, fractions, or lists; see `lit_data.datasets.splits.split_images`.
+        split_seed: Seed of the random choice if splits are fractions.
+        on_bad: `error` lists all bad files and stops; `skip` lists and skips them.
         cache_dir: Folder of stores, mirrors and synthetic datasets.
-        cache_bytes: Limit of the `lru` cache, if there is one, and of local copies of shards.
+        cache_bytes: Limit of the `lru` cache, if it is used, and of local copies of shards.
         samples: Parameters of the synthetic dataset.
-        remote: Connections, retries and limits where the root is on a server.
+        remote: Connections, retries and limits for a root on a server.
     """
 
     root: str | None = None
@@ -61,15 +61,15 @@ class FileOptions:
 
     @classmethod
     def of(cls, **options: Any) -> Self:  # noqa: ANN401 - see `FileKeywords`
-        """Make the options from the keywords of a datamodule.
+        """Create the options from the keywords of a datamodule.
 
-        A list becomes a tuple, a path text, and None the default where that is an object.
+        A list becomes a tuple and a path a string. None means the default for options that are objects.
         """
         has_object = {each.name for each in fields(cls) if each.default_factory is not MISSING}
         plain = {}
         for name, value in options.items():
             if value is None and name in has_object:
-                continue  # null in YAML stands for the default
+                continue  # null in YAML means the default
             if isinstance(value, list | range):
                 value = tuple(value)
             elif isinstance(value, os.PathLike):
@@ -79,7 +79,7 @@ class FileOptions:
 
 
 class FileKeywords(TypedDict, total=False):
-    """Keywords of all datamodules: `FileOptions` but for the root."""
+    """Keywords of all datamodules: `FileOptions` except for the root."""
 
     splits: Annotated[Splits, NEUTRAL]
     split_seed: Annotated[int, NEUTRAL]
@@ -92,10 +92,10 @@ class FileKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Source(FileOptions, ABC):
-    """A root or its mirror; without one, a synthetic dataset.
+    """Files of a root or of its mirror; without a root, those of a synthetic dataset.
 
-    A subclass names the dataset, and which files of a server are mirrored. Args are those of
-    `FileOptions`.
+    A subclass defines the synthetic dataset, and which files of a server are mirrored. Args are
+    those of `FileOptions`.
 
     Raises:
         ConfigError: The root is empty, or an address that cannot be read; or an option is out of
@@ -103,16 +103,16 @@ class Source(FileOptions, ABC):
     """
 
     sample_spec: ClassVar[type[SampleSpec] | None] = None
-    """Recipe of the synthetic dataset."""
+    """Class of the synthetic dataset."""
 
     takes_shards: ClassVar[bool] = False
-    """True lets a root be a set of shards; of images where samples are those of a `BankDataset`."""
+    """True if a root can be a set of shards; samples of a `BankDataset` need shards of images."""
 
     late_suffixes: ClassVar[tuple[str, ...]] = ()
-    """Suffixes of files of a server whose content is not needed to list the dataset."""
+    """Suffixes of files on a server whose content is not needed to list the dataset."""
 
     def __post_init__(self) -> None:
-        """Check what can be checked without the disk."""
+        """Check all options that can be checked without reading files."""
         if not isinstance(self.root, str | None):
             raise ConfigError(
                 f"root is {self.root!r}: give one folder or address; data.patterns choose its files"
@@ -136,9 +136,9 @@ class Source(FileOptions, ABC):
 
     @cached_property
     def folder(self) -> Path:
-        """The root or its mirror; without one, the synthetic dataset; the first call makes what is not there.
+        """The root or its mirror, else the synthetic dataset; the first access creates mirror or dataset.
 
-        A root that is one file stands for a folder with that file alone.
+        A root that is a single file is treated as a folder with that file alone.
         """
         if not self.root:
             return self._make_samples()
@@ -152,12 +152,12 @@ class Source(FileOptions, ABC):
 
     @cached_property
     def shards(self) -> Root | None:
-        """The set of shards, where the root is one."""
+        """The set of shards if the root is one, else None."""
         return None
 
     @cached_property
     def _elsewhere(self) -> Root | None:
-        """Local side of a root that is no folder of images of this machine; None for others."""
+        """Local side of a root that is on a server, in shards or imported; None for a plain folder."""
         if self.shards is not None or self.root is None:
             return self.shards
         if not is_remote(self.root):
@@ -170,18 +170,18 @@ class Source(FileOptions, ABC):
 
     @cached_property
     def leftovers(self) -> Leftovers:
-        """Files of the folder that are not used, as far as it was read."""
+        """Files of the folder that are not used, among those that were read so far."""
         return Leftovers()
 
     def split(self, names: Sequence[str], others: Sequence[str] = ()) -> dict[str, Ints]:
-        """Return for each of train, val and test the ascending numbers of its images.
+        """Return the ascending numbers of the images of train, val and test.
 
         Args:
-            names: Their paths relative to the root.
+            names: Paths of the images relative to the root.
             others: See `split_images`.
 
         Raises:
-            ConfigError: The splits cannot be made so.
+            ConfigError: The images cannot be split as `splits` requires.
             DataError: Lists of splits do not fit the images.
         """
         return split_images(
@@ -194,16 +194,16 @@ class Source(FileOptions, ABC):
         )
 
     def find_members(self, names: Sequence[str], others: Sequence[str] = ()) -> Sequence[int]:
-        """Return the numbers of the images that belong to a set.
+        """Return the numbers of the images that belong to the dataset.
 
-        Where lists or folders of the set name its splits, these are the images of a split.
+        If its lists or folders define splits, these are the images of a split; otherwise all images.
 
         Args:
             names: Paths of all images relative to the root.
             others: See `split_images`.
 
         Raises:
-            ConfigError: Folders do not tell the splits.
+            ConfigError: Folders do not define the splits.
             DataError: Lists of splits do not fit the images.
         """
         named = None
@@ -216,10 +216,10 @@ class Source(FileOptions, ABC):
 
     @abstractmethod
     def check(self) -> dict[str, int]:
-        """Read every file strictly and keep nothing; return how many there are.
+        """Read and check every file, store nothing, and return the number of files by kind.
 
         Raises:
-            DataError: Files are bad; all of them are listed.
+            DataError: Files are bad; the error lists all of them.
         """
 
     def publish(
@@ -231,22 +231,22 @@ class Source(FileOptions, ABC):
         finish: bool = False,
         encoding: Encoding = "decoded",
     ) -> dict[str, int]:
-        """Write the set in shards, or the missing part of it; nothing is stored locally.
+        """Write the dataset into shards, or a part of it; nothing is stored locally.
 
         Args:
             address: A folder or an address whose name ends with ``.shards``.
-            shard_bytes: Decoded bytes of the images of a shard.
-            part: The part of the shards that is written; by default all, and what makes them a set.
-            finish: Write only what makes the shards of all parts a set.
-            encoding: `decoded` pixels, or the `source` files of images, which machines decode when
-                they need them.
+            shard_bytes: Bytes of the decoded images of a shard.
+            part: Part of the shards to write; by default all of them, and the index.
+            finish: Write only the index for the shards of all parts.
+            encoding: `decoded` pixels, or the `source` files of images, which are decoded when they
+                are used.
 
         Returns:
             Numbers for a report.
 
         Raises:
-            ConfigError: The address is not the name of a set of shards, or this set already is one,
-                or cannot be one.
+            ConfigError: The address is not the name of a set of shards, or this dataset is already in
+                shards or cannot be.
             DataError: Files are bad, the address cannot be written, or shards of other parts are
                 missing.
         """
@@ -262,13 +262,13 @@ class Source(FileOptions, ABC):
         return write_shards(self, address, options)
 
     def in_folder(self, folder: Path) -> Self:
-        """Return this source with its files in another folder, of which nothing was listed so far."""
+        """Return a copy of this source for another folder, whose files are not listed yet."""
         moved = replace(self)
         object.__setattr__(moved, "folder", folder)
         return moved
 
     def write_into(self, shards: ShardSet) -> dict[str, int]:
-        """Write the set in shards, of a kind that can lie in them; return numbers for a report."""
+        """Write the dataset into shards, if its kind supports them; return numbers for a report."""
         raise NotImplementedError
 
     def _refuse_shards(self) -> None:
@@ -278,24 +278,24 @@ class Source(FileOptions, ABC):
             )
 
     def open_shards(self, kind: Callable[..., Sharded]) -> Sharded:
-        """Open the set of shards at the root, of a kind."""
+        """Open the shards at the root."""
         return kind(self.root, self.cache_folder / "shards", self.remote, self.cache_bytes)
 
     @property
     def kept_folder(self) -> Path:
-        """Folder for results of reading a whole dataset."""
+        """Folder for results that required reading the whole dataset."""
         return self.store_folder / "found"
 
     @property
     def store_folder(self) -> Path:
-        """Folder of the stores: one for each root and way of finding its files."""
+        """Folder of the stores, one for each root and each way to find its files."""
         digest = short_digest(self._identity + self._exclusion)
         return self.cache_folder / "stores" / f"{self.folder.name}-{digest}"
 
     def name(self, path: str | Path) -> str:
         """Return a path relative to the root, with forward slashes."""
         name = name_below(self.folder, path)
-        # Masks and listed files may lie beside the root.
+        # Masks and listed files may be outside of the root.
         is_plain = name is not None and ".." not in name
         return name if is_plain else Path(os.path.relpath(path, self.folder)).as_posix()  # type: ignore[return-value]
 
@@ -306,27 +306,29 @@ class Source(FileOptions, ABC):
 
     @property
     def _exclusion(self) -> str:
-        """Text that differs where files are left out; empty without any."""
+        """Text that differs if files are excluded; empty if none are."""
         return ""
 
     def _hold_alone(self, path: Path) -> Path:
-        """Return a folder of the cache with one file: linked, or copied where it cannot be.
+        """Return a folder of the cache with a single file, as a link or, if that fails, as a copy.
 
-        So neither masks nor labels nor lists of splits that lie beside it are looked at. Those of other
-        files that were not asked for within a day are removed, and their stores.
+        This ignores masks, labels and lists of splits next to the file. Folders of other files that
+        were not used within a day are removed with their stores.
         """
         if not os.access(path, os.R_OK):
             raise DataError(f"{show_path(path)}: not readable by this user")
         folder = self.cache_folder / "single" / short_digest(str(path.absolute()))
         with explaining(folder, "set paths.cache"):
             folder.mkdir(parents=True, exist_ok=True)
-            with replacing_by_path(folder / path.name.lstrip(".")) as part:  # else it is hidden
+            with replacing_by_path(
+                folder / path.name.lstrip(".")
+            ) as part:  # otherwise it is hidden
                 try:
                     os.link(path.resolve(), part)
                 except OSError:
                     shutil.copy2(path, part)
         for other in folder.parent.iterdir():
-            # Each use writes into its folder; whoever else removes it at the same time is as good.
+            # Each use writes into its folder; another process may remove it at the same time.
             with suppress(OSError):
                 if time.time() - other.stat().st_mtime > ABANDONED_S:
                     for stores in self.cache_folder.glob(f"stores/{other.name}-*"):
@@ -337,19 +339,19 @@ class Source(FileOptions, ABC):
     def _make_samples(self) -> Path:
         if self.sample_spec is None:
             raise ConfigError("there is no synthetic dataset for this kind of data: set data.root")
-        check_types(self.sample_spec, self.samples, "samples")  # they come from a configuration
+        check_types(self.sample_spec, self.samples, "samples")  # they are from a configuration
         return self.sample_spec(**self.samples).ensure(self.cache_folder / "samples")
 
     @property
     def scope(self) -> Scope | None:
-        """The wanted files of a server; none for all."""
+        """Files of a server to mirror; None for all."""
         return None
 
     @property
     def cache_folder(self) -> Path:
         """Folder of stores, mirrors and synthetic datasets."""
         folder = Path(self.cache_dir or find_cache()).expanduser()
-        with suppress(PermissionError):  # said where the cache is written
+        with suppress(PermissionError):  # reported when the cache is written
             existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
             if not existing.is_dir():
                 raise StoreError(
@@ -360,5 +362,5 @@ class Source(FileOptions, ABC):
 
 
 def find_cache() -> Path:
-    """Return the folder of stores of this user, where none is chosen."""
+    """Return this user's default folder of stores."""
     return Path(os.environ.get("LIT_DATA_CACHE") or Path.home() / ".cache" / "lit_data")

@@ -28,7 +28,7 @@ from lit_inspect.layouts import ROLES
 from lit_inspect.references import MEASURED_PX, describe_misfits, find_limits, measure_fit
 
 _MEASURED = 50
-"""Largest number of images that the limits of references are measured on."""
+"""Largest number of images with which the limits of references are measured."""
 
 log = logging.getLogger(__name__)
 
@@ -50,24 +50,24 @@ class StripeDataModule(ImageDataModule):
     A batch is a dict:
 
     ===============  ===========================  ======================================================
-    key              shape, dtype                 what
+    key              shape, dtype                 content
     ===============  ===========================  ======================================================
     ``image``        [B, 3, H, W] float32         0..1, channels target, ref1, ref2
     ``mask``         [B, 1, H, W] float32         {0, 1}, true defects; not when predicting
     ``index``        [B] int64                    number of the patch among those of all images
     ``image_index``  [B] int64                    number of the image
     ``position``     [B, 2] int64                 (y, x) of the patch in its image, px
-    ``epoch``        [B] int64                    epoch the sample was drawn for
+    ``epoch``        [B] int64                    epoch for which the sample was drawn
     ===============  ===========================  ======================================================
 
-    `batch_format` renames keys or makes a tuple; it may also name ``target``, ``ref1`` and ``ref2``
-    ([B, 1, H, W]). `classes` makes the mask [B, H, W] int64, `anomalib` its ImageBatch.
+    `batch_format` renames keys or returns a tuple; it may also name ``target``, ``ref1`` and ``ref2``
+    ([B, 1, H, W]). With `classes` the mask is [B, H, W] int64; `anomalib` returns its ImageBatch.
 
-    Args, beside those of `MaskedImageFolder` and `ImageDataModule`:
+    Args, in addition to those of `MaskedImageFolder` and `ImageDataModule`:
         augment: Augmentation of the training split, or a mapping from stages to augmentations: an
             `Augmentation`, or any module of yours (see `lit_data.augment.ExternalTransform`). None
             does not change images.
-        nuisance: Differences between target and references, for layout `single`.
+        nuisance: Synthetic differences between target and references, for layout `single`.
         backend: `cpu` draws defects in the workers, `device` on the device of the batch; `auto`
             decides by a short measurement. Samples are byte-identical on the CPU, and differ by at
             most one gray level of 255 between CPU and GPU.
@@ -120,7 +120,7 @@ class StripeDataModule(ImageDataModule):
         return self.backend.choose(dataset, writer, self.loader, self.trainer)
 
     def describe_loaders(self) -> dict[str, dict[str, Any]]:
-        """Return for each stage that was read its workers, and where the defects are drawn."""
+        """Return the workers of each stage that was read, and the device on which defects are drawn."""
         return super().describe_loaders() | self.backend.to_plain()
 
     @override
@@ -142,7 +142,7 @@ class StripeDataModule(ImageDataModule):
 
     @property
     def has_references(self) -> bool:
-        """True if references are stored, and not made from the target."""
+        """True if references are stored, not created from the target."""
         return self.source.layout != "single"
 
     def find_reference_limits(self) -> tuple[float, float] | None:
@@ -150,7 +150,7 @@ class StripeDataModule(ImageDataModule):
 
         See `lit_inspect.references.find_limits`. The result is None if there are no references.
         """
-        # Images in shards are fetched, and those of validation have been by then.
+        # Images in shards must be fetched, and those of validation already are at this point.
         numbers = self.split_images["val" if self.bank.fetches else "train"]
         if self._limits is None and self.has_references and len(numbers):
             fits = []
@@ -167,7 +167,7 @@ class StripeDataModule(ImageDataModule):
     def describe_doubt(self) -> str:
         """Return the reason why the truth of an image is unknown, with advice."""
         return (
-            "nothing says which images show a defect: give data.masks=FOLDER with a mask for each, or "
+            "it is unknown which images show a defect: set data.masks=FOLDER with a mask for each, or "
             "synthesis=gaussian to draw defects into them"
         )
 

@@ -1,4 +1,4 @@
-"""Tasks of patches whose first channel is a target, and of whole images with references."""
+"""Tasks for patches whose first channel is a target, and for whole images with references."""
 
 import logging
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 @register(BaseDataModule)
 class PatchTask(Task[Data]):
-    """Images with masks, whose first channel is a target; of datamodules that have no other task."""
+    """Task for images with masks whose first channel is a target; the default for datamodules."""
 
     predicts = "dict with `probability`"
 
@@ -49,7 +49,7 @@ class PatchTask(Task[Data]):
     def draw_predictions(
         self, model: LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
-        """Draw samples of all sizes of mask, and some without one, beside predictions."""
+        """Draw samples with masks of all sizes and some without, next to their predictions."""
         if "mask" not in batch:
             return False
         marked = batch["mask"].flatten(1).sum(1)
@@ -71,7 +71,7 @@ class PatchTask(Task[Data]):
     def draw_augmented(
         self, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
     ) -> None:
-        """Draw as many samples before and after augmentation, those with the largest masks first."""
+        """Draw samples before and after augmentation, those with the largest masks first."""
         before = self.datamodule.inspect(stage).draw(planned)
         if before is None:
             return
@@ -92,7 +92,7 @@ class PatchTask(Task[Data]):
 
 @register(StripeDataModule)
 class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
-    """Target, references and mask; predictions are maps and tables of defects."""
+    """Task for target, references and mask; predictions are maps and tables of defects."""
 
     takes_augmented = True
     trained_data = ("channels", "edges", "files", "layout", "patch_px", "read", "value_range")
@@ -121,9 +121,9 @@ class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
     def draw_samples(
         self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
     ) -> list[int]:
-        """Draw target, references and mask, with true defects and distractors circled.
+        """Draw target, references and mask; circle true defects and distractors.
 
-        Samples with true defects of all sizes come first, then those with distractors, and without.
+        Samples with true defects of all sizes come first, then those with distractors, then the others.
         """
         distractors = _mark_distractors(self.datamodule, planned, stage)
         masks = masks_of(batch)
@@ -164,7 +164,7 @@ class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
 
 
 def _circle_mask(cell: Axes, mask: Tensor, colour: str) -> None:
-    """Circle every connected piece of a mask, [H, W]."""
+    """Circle every connected region of a mask, [H, W]."""
     angle = np.linspace(0, 2 * np.pi, 40)
     for defect in find_defects(mask.numpy()):
         radius = max(defect.height_px, defect.width_px) / 2 + 3

@@ -78,7 +78,7 @@ class VerdictTable:
         Args:
             entry: Score of the image, and a note with the references that do not fit.
             number: Number of the image.
-            is_found: A defect was found in it.
+            is_found: True if a defect was found in it.
         """
         has_defect = self._truth.has_defect(number)
         return {

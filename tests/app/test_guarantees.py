@@ -93,7 +93,7 @@ def test_images_without_masks_are_known_by_the_defects_drawn_into_them(tmp_path:
     plain = StripeDataModule(tmp_path / "set", **options)
     plain.setup("predict")
     assert StripeTask(plain).draw_truth("train") is None
-    with pytest.raises(ConfigError, match="nothing says which images show a defect"):
+    with pytest.raises(ConfigError, match="it is unknown which images show a defect"):
         KnownImages.open(_prediction(StripeTask(plain), range(4)), None)
 
 

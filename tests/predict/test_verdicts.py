@@ -76,7 +76,9 @@ def test_other_weights_and_other_scores_have_no_guarantee(
     write_calibration(checkpoint, _make(checkpoint))
     other = _CONDITIONS | {"predict": {"tile_px": (64, 64), "augment": "flips"}}
     assert find_calibration(checkpoint, other) is None
-    assert caplog.messages[-1].endswith(".calibration.json: predict.augment=flips (calibrated with None)")
+    assert caplog.messages[-1].endswith(
+        ".calibration.json: predict.augment=flips (calibrated with None)"
+    )
     checkpoint.write_bytes(b"others")
     assert find_calibration(checkpoint, _CONDITIONS) is None
     assert "belongs to other weights" in caplog.messages[-1]

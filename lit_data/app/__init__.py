@@ -4,9 +4,7 @@ A wing says in its package which commands it brings: under the names that are us
 which the entry point ``lit_data.wings`` names, brings TOOLS and MODULES, and is imported where none of ours is meant.
 """
 
-from collections.abc import Mapping
-
-from lit_data.core.wings import list_brought, list_wings
+from lit_data.core.wings import find_tool, list_brought, list_wings
 
 COMMANDS: dict[str, str] = {
     "fit": "train, validate while training, test the best checkpoint, write pictures",
@@ -62,9 +60,6 @@ def is_tool(command: str) -> bool:
 
 def find_module(command: str) -> str:
     """Return the dotted name of the module of a command."""
-    file = command.replace("-", "_")
-    if command in COMMANDS or command in TOOLS:
-        return MODULES.get(command, f"{__name__}.{file}")
-    wing = next(wing for wing in list_wings() if command in getattr(wing, "TOOLS", {}))
-    modules: Mapping[str, str] = getattr(wing, "MODULES", {})
-    return modules.get(command, f"{wing.__name__}.{file}")
+    if command not in COMMANDS and command not in TOOLS:
+        return find_tool(command)
+    return MODULES.get(command, f"{__name__}.{command.replace('-', '_')}")

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lit_data.app.cli import Parser
+from lit_data.app.configuration.installed import list_conf_packages
 from lit_data.app.configuration.rows import CONF
 from lit_data.core.errors import ConfigError, StoreError, show_path
 
@@ -29,7 +30,7 @@ next:
   python -m pytest {name}
   lit-data fit experiment={name} data.root=FOLDER"""
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_NAME = re.compile(r"(?!.{41})[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _VALUES = frozenset({"null", "true", "false", "yes", "no", "on", "off", "nan", "inf"})
 """Words that YAML or Hydra read as a value and not as a name."""
 _FOLDERS = frozenset({"conftest", "tests"})
@@ -109,8 +110,8 @@ def write_kind(name: str, folder: Path) -> list[Path]:
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"new-kind {name!r}: it names a Python module: give at most 40 of a-z, 0-9 and _, a "
-            "letter first"
+            f"new-kind {name!r}: it names a Python module: give at most 40 of a-z, 0-9 and "
+            "single _ between them, a letter first"
         )
     if keyword.iskeyword(name) or name in _VALUES | _FOLDERS:
         raise ConfigError(
@@ -128,10 +129,13 @@ def _check_unused(name: str) -> None:
             f"new-kind {name}: a module with this name exists, which yours would hide; choose "
             "another name"
         )
-    if (CONF / "experiment" / f"{name}.yaml").is_file():
-        raise ConfigError(
-            f"new-kind {name}: lit_data has an experiment with this name; choose another name"
-        )
+    folders = {"lit_data": CONF}
+    folders |= {package.package: package.folder for package in list_conf_packages()}
+    for owner, folder in folders.items():
+        if (folder / "experiment" / f"{name}.yaml").is_file():
+            raise ConfigError(
+                f"new-kind {name}: {owner} has an experiment with this name; choose another name"
+            )
 
 
 def _fill_templates(name: str) -> dict[str, str]:

@@ -88,8 +88,8 @@ def test_anything_but_one_name_is_refused(
     ("names", "reason"),
     [
         (("a/b", "/parts", "..", "../parts", "parts.py"), "names a Python module"),
-        (("Parts", "2parts", "_parts", "my-parts", "my parts"), "names a Python module"),
-        (("parts\n", "größe", "p" * 41), "names a Python module"),
+        (("Parts", "2parts", "_parts", "my-parts", "my parts", "parts_"), "names a Python module"),
+        (("parts\n", "größe", "p" * 41, "my__parts"), "names a Python module"),
         (("class", "import", "null", "true", "no", "nan", "conftest", "tests"), "reserves this"),
         (("json", "sys", "torch", "lit_data"), "a module with this name"),
         (("classification",), "an experiment with this name"),

@@ -15,6 +15,7 @@ from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
+from lit_data.app.configuration.installed import list_conf_packages
 from lit_data.app.configuration.names import (
     check_targets,
     join_key,
@@ -34,6 +35,7 @@ from lit_data.app.configuration.tree import (
 from lit_data.core.addresses import check_plain, is_remote, parse_store
 from lit_data.core.checks import check_types
 from lit_data.core.errors import ConfigError
+from lit_data.core.wings import print_once
 
 _OUR_PROVIDERS = {"hydra", "main", "schema"}
 """As Hydra calls itself, `lit_data.conf`, and what it has as classes."""
@@ -170,7 +172,8 @@ def check_files(tree: ConfigTree, cfg: DictConfig, words: Sequence[Override]) ->
     experiment = PACKAGED_FOLDER / f"experiment/{cfg.hydra.runtime.choices.get('experiment')}.yaml"
     if not folders and not (experiment.is_file() and "???" in experiment.read_text("utf-8")):
         return
-    _check_hidden(folders)
+    installed = {package.folder for package in list_conf_packages()}
+    _check_hidden([folder for folder in folders if folder not in installed])
     choosing = [str(word.input_line) for word in words if tree.chooses_file(word)]
     left_open = set()
     for default in tree.list_files(choosing).defaults:
@@ -180,7 +183,7 @@ def check_files(tree: ConfigTree, cfg: DictConfig, words: Sequence[Override]) ->
                 f"the defaults list names '{name}': '..' leaves the configuration folders."
             )
         paths = [folder / f"{name}.yaml" for folder in (PACKAGED_FOLDER, *folders)]
-        path = next((path for path in paths if path.is_file()), None)
+        path = _choose_file([path for path in paths if path.is_file()])
         content = OmegaConf.load(path) if path else OmegaConf.create()
         for inner, value in walk_unresolved(content):
             key = join_key(default.package or "", inner)
@@ -192,6 +195,22 @@ def check_files(tree: ConfigTree, cfg: DictConfig, words: Sequence[Override]) ->
     for key in sorted(left_open):
         if not f"{key}.".startswith(closed):
             raise ConfigError(missing_value(key))
+
+
+def _choose_file(paths: Sequence[Path]) -> Path | None:
+    """Return the file that is read of those of one name, ours first; None without any.
+
+    Raises:
+        ConfigError: The order of packages would choose it.
+    """
+    if len(paths) > 1:
+        first, second = paths[:2]
+        if not first.is_relative_to(PACKAGED_FOLDER):
+            raise ConfigError(
+                f"{first} and {second} have one name: rename one of them, or uninstall its package"
+            )
+        print_once(f"{second} is not read, because lit_data has a file with that name")
+    return paths[0] if paths else None
 
 
 def _check_hidden(folders: Sequence[Path]) -> None:

@@ -150,15 +150,12 @@ def format_help(config_dir: str | None) -> str:
         config_dir: The user's own folder, whose experiments are listed beside ours and those of
             installed packages.
     """
-    experiments = {}
-    folders = [CONF, *(installed.folder for installed in list_conf_packages())]
-    if config_dir:
-        folders.append(Path(config_dir))
-    for folder in folders:
+    experiments: dict[str, str] = {}
+    for folder in _list_folders(config_dir):
         root = folder / "experiment"
         for path in sorted(root.rglob("*.yaml")):
             name = path.relative_to(root).with_suffix("").as_posix()
-            experiments[name] = read_first_comment(path)
+            experiments.setdefault(name, read_first_comment(path))
     return _PAGE.format(
         commands=_format_table({**COMMANDS, **list_tools()}),
         experiments=_format_table(experiments) or "  none",
@@ -174,7 +171,7 @@ def format_command_help(command: str, words: Sequence[str], config_dir: str | No
             usual ones.
         config_dir: The user's own folder of configurations.
     """
-    files = Files([CONF, *([Path(config_dir)] if config_dir else [])])
+    files = Files(_list_folders(config_dir))
     overrides = [word for word in words if word != _ALL]
     rows = files.compose(command, overrides)
     if _ALL in words:
@@ -330,7 +327,7 @@ def _list_candidates(before: Sequence[str], name: str) -> Sequence[str]:
 
 def _list_values(key: str, words: Sequence[str]) -> Iterator[str]:
     """Options of a group, else what the comment of a key offers: ``one_cycle | cosine | none``."""
-    for folder in _list_folders(words):
+    for folder in _list_typed_folders(words):
         for path in (folder / key).glob("*.yaml"):
             if not path.stem.startswith("base"):  # those are parts of others
                 yield path.stem
@@ -356,7 +353,7 @@ def _read_choices(comment: str) -> list[str]:
 
 
 def _list_completed_keys(words: Sequence[str]) -> Iterator[str]:
-    for folder in _list_folders(words):  # groups are chosen as keys are given: data=ct
+    for folder in _list_typed_folders(words):  # groups are chosen as keys are given: data=ct
         for path in folder.glob("[!_]*/"):
             if path.name not in _NOT_COMPLETED:
                 yield path.name
@@ -367,13 +364,16 @@ def _list_completed_keys(words: Sequence[str]) -> Iterator[str]:
 
 def _read_all(words: Sequence[str]) -> Iterator[Row]:
     """Yield keys, values and comments of the command and of chosen options."""
-    yield from Files(_list_folders(words)).compose(words[0], words[1:]).values()
+    yield from Files(_list_typed_folders(words)).compose(words[0], words[1:]).values()
 
 
-def _list_folders(words: Sequence[str]) -> list[Path]:
-    """Return the folders of configurations: ours, and those of ``--config-dir``."""
-    folders = [CONF]
-    for word, following in pairwise(words):
-        if word in ("--config-dir", "-cd"):
-            folders.append(Path(os.path.expandvars(following)).expanduser())
-    return folders
+def _list_typed_folders(words: Sequence[str]) -> list[Path]:
+    """Return the folders of configurations; the last ``--config-dir`` of a command line counts."""
+    typed = [following for word, following in pairwise(words) if word in ("--config-dir", "-cd")]
+    return _list_folders(os.path.expandvars(typed[-1]) if typed else None)
+
+
+def _list_folders(config_dir: str | None) -> list[Path]:
+    """Return the folders of configurations: ours, those of installed packages, and the user's own."""
+    folders = [CONF, *(installed.folder for installed in list_conf_packages())]
+    return [*folders, Path(config_dir).expanduser()] if config_dir else folders

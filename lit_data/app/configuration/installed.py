@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_data.core.wings import list_entries, refuse_entry
+from lit_data.core.wings import guard, list_entries, report
 
 GROUP = "lit_data.conf"
 
@@ -32,19 +32,19 @@ class ConfPackage(NamedTuple):
 def list_conf_packages() -> tuple[ConfPackage, ...]:
     """List what installed packages name below ``[project.entry-points."lit_data.conf"]``.
 
-    Raises:
-        ConfigError: A named package cannot be found.
+    One that cannot be used is named on stderr and skipped.
     """
-    return tuple(ConfPackage(entry.value, _find_folder(entry)) for entry in list_entries(GROUP))
+    found = ((entry.value, _find_folder(entry)) for entry in list_entries(GROUP))
+    return tuple(ConfPackage(package, folder) for package, folder in found if folder)
 
 
-def _find_folder(entry: EntryPoint) -> Path:
-    try:
-        spec = find_spec(entry.value)  # imports the packages above it
-    except Exception as error:
-        fault = f"cannot be imported ({error})"
-        raise refuse_entry(entry, "configurations", fault) from error
-    folders = spec.submodule_search_locations if spec else None
+def _find_folder(entry: EntryPoint) -> Path | None:
+    # `find_spec` imports the packages above it
+    spec = guard(entry, lambda: (find_spec(entry.value),))
+    if spec is None:
+        return None
+    folders = spec[0].submodule_search_locations if spec[0] else None
     if not folders:
-        raise refuse_entry(entry, "configurations", "is not an installed package")
+        report(entry, "is not an installed package")
+        return None
     return Path(folders[0])

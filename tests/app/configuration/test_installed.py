@@ -25,20 +25,21 @@ class MillDataModule(InspectionDataModule):
 """
 
 
-def _install(site: Path, value: str = "my_mill.conf") -> None:
-    package = site / "my_mill"
-    for name, text in {
+def _install(site: Path, value: str = "my_mill.conf", name: str = "my_mill") -> None:
+    package = site / name
+    for file, text in {
         "__init__.py": "",
         "data.py": CODE,
         "conf/__init__.py": "",
         "conf/experiment/mill.yaml": EXPERIMENT,
         "conf/data/mill.yaml": DATA,
     }.items():
-        (package / name).parent.mkdir(parents=True, exist_ok=True)
-        (package / name).write_text(text)
-    info = site / "my_mill-1.0.dist-info"
+        (package / file).parent.mkdir(parents=True, exist_ok=True)
+        (package / file).write_text(text)
+    info = site / f"{name}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-mill\nVersion: 1.0\n")
+    owner = name.replace("_", "-")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {owner}\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[lit_data.conf]\nmill = {value}\n")
 
 
@@ -74,6 +75,9 @@ def test_experiments_and_classes_of_an_installed_package_need_no_flags(tmp_path:
     page = _run(site, folder, "--help").stdout
     assert "mill" in page
     assert "Lines of our mill." in page
+    assert "Lines of our mill." in _run(site, folder, "fit", "experiment=mill", "--help").stdout
+    words = ["--complete", "lit-data", "fit", "experiment=m"]
+    assert _run(site, folder, *words).stdout == "experiment=mill\n"
 
 
 def test_a_package_that_lies_in_the_current_folder_is_not_installed(tmp_path: Path) -> None:
@@ -89,9 +93,57 @@ def test_an_entry_point_that_leads_nowhere_names_its_owner(tmp_path: Path, value
     folder.mkdir()
     _install(site, value)
     done = _run(site, folder, "fit", "+experiment=stripe", "--cfg", "job")
+    assert (done.returncode, "name: stripe" in done.stdout) == (0, True)
+    blamed = f"{value} of the installed package my-mill (entry point lit_data.conf) "
+    assert done.stderr.count(blamed) == 1
+    assert done.stderr.endswith("install my-mill again, or uninstall it. It is skipped.\n")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("my_mill/__init__.py", "import sys; sys.exit(0)"),
+        ("my_mill/__init__.py", "def ("),
+        ("my_mill-1.0.dist-info/METADATA", None),
+        ("my_mill-1.0.dist-info/entry_points.txt", "[lit_data.conf]\nno value\n"),
+    ],
+)
+def test_a_damaged_package_is_named_and_skipped(
+    tmp_path: Path, file: str, text: str | None
+) -> None:
+    site, folder = tmp_path / "site", tmp_path / "work"
+    folder.mkdir()
+    _install(site, "my_mill.conf" if text else "gone")
+    if text is None:
+        (site / file).unlink()
+    else:
+        (site / file).write_text(text)
+    done = _run(site, folder, "--help")
+    assert done.returncode == 0
+    assert "stripe" in done.stdout
+    assert done.stderr.startswith("lit_data: ")
+    assert "my" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    words = ["--complete", "lit-data", "fit", "experiment=str"]
+    assert _run(site, folder, *words).stdout == "experiment=stripe\n"
+
+
+def test_files_of_one_name_are_not_chosen_by_the_order_of_packages(tmp_path: Path) -> None:
+    site, folder = tmp_path / "site", tmp_path / "work"
+    folder.mkdir()
+    _install(site)
+    _install(site, "other.conf", "other")
+    done = _run(site, folder, "fit", "experiment=mill", "--cfg", "job")
     assert done.returncode == 2
-    assert f"my-mill names its configurations as {value} (entry point lit_data.conf)" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "my_mill/conf/data/mill.yaml and " in done.stderr
+    assert "other/conf/data/mill.yaml have one name" in done.stderr
+    assert _run(site, folder, "fit", "experiment=stripe", "--cfg", "job").stderr == ""
+    (site / "other/conf/experiment/stripe.yaml").write_text(EXPERIMENT)
+    done = _run(site, folder, "fit", "experiment=stripe", "--cfg", "job")
+    assert (done.returncode, "name: stripe" in done.stdout) == (0, True)
+    assert done.stderr.count("other/conf/experiment/stripe.yaml is not read") == 1
+    done = _run(site, folder, "new-kind", "mill")
+    assert "my_mill.conf has an experiment with this name" in done.stderr
 
 
 def test_commands_of_an_installed_package(tmp_path: Path) -> None:
@@ -106,10 +158,18 @@ def test_commands_of_an_installed_package(tmp_path: Path) -> None:
     assert "compare lines" in page
     assert "hides ours" not in page
     assert "did you mean 'grind-it'" in _run(site, folder, "grindit").stderr.lower()
-    (wing / "__init__.py").write_text("import nowhere\n")
-    broken = _run(site, folder, "grind-it")
-    assert broken.returncode == 2
-    assert "my-mill names its commands as my_mill.wing" in broken.stderr
+    (wing / "grind_it.py").unlink()
+    lacking = _run(site, folder, "grind-it")
+    assert lacking.returncode == 2
+    assert "my-mill" in lacking.stderr
+    assert "has no module my_mill.wing.grind_it: " in lacking.stderr
+    for text in ("import nowhere\n", "raise SystemExit(0)\n", "TOOLS = ['grind-it']\n"):
+        (wing / "__init__.py").write_text(text)
+        broken = _run(site, folder, "grind-it")
+        assert broken.returncode == 2
+        assert "my_mill.wing of the installed package my-mill" in broken.stderr
+        assert "unknown command 'grind-it'" in broken.stderr
+        assert _run(site, folder, "--help").returncode == 0
     assert _run(site, folder, "fit", "--cfg", "job", "+experiment=mill").returncode == 0
 
 
@@ -127,3 +187,8 @@ def test_a_folder_is_recognized_by_an_installed_package(tmp_path: Path) -> None:
     done = _run(site, folder, "fit", "data.root=.")
     assert done.returncode == 2
     assert "looks like mill: lit-data fit experiment=mill data.root=." in done.stderr
+    (site / "my_mill/wing/__init__.py").write_text("def recognize(folder):\n    return None\n")
+    done = _run(site, folder, "fit", "data.root=.")
+    assert done.returncode == 2
+    assert "my_mill.wing of the installed package my-mill" in done.stderr
+    assert "does not look like any" in done.stderr

@@ -294,10 +294,9 @@ def _ask_agreement(scene: DeviceScene) -> Answers:
         )
         return [values for _, values in predictor.predict(images)]
 
-    difference = 0.0
     pairs = zip(predict(torch.device("cpu")), predict(scene.device), strict=True)
-    for on_host, on_device_ in pairs:
-        difference = max(difference, float((on_host - on_device_).abs().max()))
+    differences = [(on_host - on_device_).abs().max() for on_host, on_device_ in pairs]
+    difference = float(torch.stack(differences).max())  # NaN if any is, unlike the max of Python
     remark = "" if difference < _TOLERANCE else "(too much)"
     yield "largest difference to the host", difference, remark
 

@@ -199,8 +199,9 @@ def parse_coco(path: PathText, text: bytes) -> CocoFile:
         images = _take_entries(content, "images", "file_name", faults)
         annotations = _list_items(content, "annotations")
         categories = _take_entries(content, "categories", "name", faults, is_name_unique=False)
-        names = {entry["id"]: entry["name"] for entry in categories.values()}
-        headings = _find_headings(list(categories.values()), annotations)
+        named = [entry | {"name": entry["name"].strip()} for entry in categories.values()]
+        names = {entry["id"]: entry["name"] for entry in named}
+        headings = _find_headings(named, annotations)
         return CocoFile(path, images, tuple(annotations), names, headings, faults=tuple(faults))
 
 

@@ -33,6 +33,7 @@ from lit_data.annotations.tables import (
     CLASS_COLUMNS,
     IMAGE_COLUMNS,
     choose_column,
+    read_cell,
     read_table,
 )
 from lit_data.annotations.voc import NameIndex, read_xml
@@ -277,14 +278,14 @@ def _read_csv(path: Path, annotated: Annotated) -> None:
     for row_number, row in enumerate(rows, 2):
         name, category, where = (
             str(row.get(image) or ""),
-            str(row.get(kind) or ""),
+            read_cell(row, kind),
             f"{path}, row {row_number}",
         )
         if image.lower() == BOTH_COLUMNS:
             name, _, category = name.rpartition("_")
         number = annotated.find((str(path.parent / name), name), where)
         annotated.state_size(number, where, row.get("height"), row.get("width"))
-        runs_text = str(row.get(run) or "").strip()
+        runs_text = read_cell(row, run)
         if runs_text and runs_text != "-1":
             annotated.add(number, where, category, runs(runs_text))
 

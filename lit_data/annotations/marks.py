@@ -324,6 +324,11 @@ def counts(segmentation: Any) -> Draw:  # noqa: ANN401 - as a file gives it
             raise DataError("runs that cannot be read")
         _check_end(shape, int(lengths.max(initial=0)))  # so that their sum is in range
         ends = np.cumsum(lengths)
+        # Some tools leave out the last run, which is not marked, and have an even number.
+        if len(lengths) % 2 and ends[-1] < shape[0] * shape[1]:
+            raise DataError(
+                f"runs that end at pixel {ends[-1]} of an image of {shape[0] * shape[1]}: they are cut off"
+            )
         return _mark_runs(shape, (ends - lengths)[1::2], lengths[1::2])
 
     return draw

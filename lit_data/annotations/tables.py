@@ -4,7 +4,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,6 +75,11 @@ def choose_column(columns: Sequence[str], known: Sequence[str]) -> str:
     return next((column_of[name] for name in known if name in column_of), "")
 
 
+def read_cell(row: Mapping[str, Any], column: str) -> str:
+    """Return a cell without the blanks around it; empty where the row ends before it."""
+    return str(row.get(column) or "").strip()
+
+
 def read_labels(
     folder: Path, images: Sequence[Path], excluded: Sequence[Path]
 ) -> ImageLabels | None:
@@ -98,7 +103,7 @@ def read_labels(
         image_column = choose_column(columns, IMAGE_COLUMNS)
         class_column = choose_column(columns, CLASS_COLUMNS)
         if rows and image_column and class_column:
-            named = [(str(row[image_column]), str(row[class_column])) for row in rows]
+            named = [(str(row[image_column]), read_cell(row, class_column)) for row in rows]
             return ImageLabels(_match_labels(named, images, index, path), path)
     return None
 

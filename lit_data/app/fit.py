@@ -20,6 +20,7 @@ from lit_data.app.launcher import is_first_rank
 from lit_data.app.machine import describe_machine
 from lit_data.app.remote_runs import fetch_checkpoint
 from lit_data.app.result import is_score, join_scores, warning_after, write_confusion
+from lit_data.app.resuming import check_splits
 from lit_data.app.run_folder import SPLIT_TABLE
 from lit_data.app.show import draw_predictions, draw_samples
 from lit_data.callbacks.pictures import hand_over_file, hand_over_table
@@ -65,7 +66,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         training = build(cfg)
         try:
             prepare(training.datamodule, learns=True)
-            _draw_data(training)
+            _draw_data(training, cfg)
             _train(training)
             return _finish(training, Path(cfg.paths.cache))
         finally:
@@ -89,8 +90,12 @@ def _refusing_as_config_errors() -> Iterator[None]:
         ) from error
 
 
-def _draw_data(training: Run) -> None:
-    """Write the split of each image, and a picture of what goes in."""
+def _draw_data(training: Run, cfg: DictConfig) -> None:
+    """Write the split of each image, and a picture of what goes in.
+
+    Raises:
+        ConfigError: See `check_splits`.
+    """
     datamodule = training.datamodule
     datamodule.trainer = training.trainer
     if not isinstance(datamodule, BaseDataModule):
@@ -103,6 +108,8 @@ def _draw_data(training: Run) -> None:
         datamodule.setup("fit")
         training.folder.mkdir(parents=True, exist_ok=True)  # of paths.run, at the first start
         if splits := datamodule.list_splits():
+            if training.start is not None:
+                check_splits(cfg, training.start, splits)
             write_table(training.folder / SPLIT_TABLE, list(splits[0]), splits)
         path = training.folder / _SAMPLES
         with _drawing(path):

@@ -6,7 +6,7 @@ weights. Lightning restores these over whatever the configuration says.
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,15 @@ from typing_extensions import override
 
 from lit_data.app.configuration.model_choice import WITHOUT_WEIGHTS
 from lit_data.app.configuration.names import to_plain
-from lit_data.app.configuration.words import find_choice, find_typed
+from lit_data.app.configuration.words import find_choice, find_typed, show_override
 from lit_data.app.record import read_record
-from lit_data.app.trained import list_targets, take_model
-from lit_data.core.errors import ConfigError, escape
+from lit_data.app.run_folder import SPLIT_TABLE
+from lit_data.app.trained import SPLITTING, is_trained_root, list_targets, take_model
+from lit_data.core.errors import ConfigError, escape, show_path
 from lit_data.core.files import flatten
 from lit_data.core.lightning_internals import load_waiting_states
+from lit_data.datasets.split_lists import read_split_table
+from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +74,40 @@ def take_resumed(cfg: DictConfig, start: Path) -> None:
     _check_overruled(cfg.model, trained, typed, start)
     for name in _list_restored(cfg.model, trained):
         _take_option(cfg.model, name, trained[name], typed, start)
+
+
+def check_splits(cfg: DictConfig, start: Path, rows: Sequence[Mapping[str, str]]) -> None:
+    """Refuse to resume where images that were trained on would be scored, unless splits are typed.
+
+    Random splits are others after an image was added to the folder or removed from it.
+
+    Args:
+        cfg: The configuration of ``fit``.
+        start: The checkpoint.
+        rows: Split of each image now, from `BaseDataModule.list_splits`.
+
+    Raises:
+        ConfigError: Names the first such image and the splits of the run that is resumed.
+    """
+    table = start.parent.parent / SPLIT_TABLE
+    if not table.is_file() or not is_trained_root(read_record(start), cfg.data.get("root")):
+        return
+    trained = {row.rows[0] for row in read_split_table(table) if row.split == "train"}
+    scored = [row["image"] for row in rows if row["split"] != "train" and row["image"] in trained]
+    if not scored:
+        return
+    text = (
+        f"{start} was trained on {counted(len(scored), 'image')} of the present val and test splits, "
+        f"such as {show_path(scored[0])}"
+    )
+    if find_typed() & {f"data.{name}" for name in SPLITTING}:
+        log.warning("%s: their scores will be too good", text)
+        return
+    raise ConfigError(
+        f"{text}, because the images in the folder have changed: keep the splits with "
+        f"{show_override('data.splits', str(table))}, after you remove the lines of missing images "
+        "from it and add lines for new ones"
+    )
 
 
 def _take_other_net(

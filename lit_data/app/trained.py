@@ -30,7 +30,7 @@ _NEAR_GREY = 0.15  # of the value range: sets whose mean grey levels are so near
 _PLAIN_TARGETS = ("lit_data.models.", "torch.optim.", "torch.nn.")
 _OF_WING = re.compile(r"lit_data\.wings\.\w+\.\w+")
 _OUR_KINDS = "lit_data."
-_SPLITTING = ("splits", "split_seed", "folds", "fold", "groups", "near_duplicates", "protocol")
+SPLITTING = ("splits", "split_seed", "folds", "fold", "groups", "near_duplicates", "protocol")
 """Options that decide which images are of which split."""
 _EXCLUSIVE = ({"size_px", "scale"}, {"size_px", "patch_px"})
 """Options of which one alone may be set."""
@@ -231,7 +231,7 @@ def _take_splits(data: DictConfig, table: Path, typed: set[str]) -> None:
 
     Otherwise a model would be scored on images that it has learned.
     """
-    is_chosen = any(f"data.{name}" in typed for name in _SPLITTING)
+    is_chosen = any(f"data.{name}" in typed for name in SPLITTING)
     if data.get("root") is None or "splits" not in data or is_chosen or not table.is_file():
         return
     log.info("the same splits as in training: %s", show_override("data.splits", str(table)))

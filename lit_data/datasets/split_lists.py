@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_data.annotations.coco import find_coco, load_coco
-from lit_data.annotations.tables import IMAGE_COLUMNS, choose_column, read_table
+from lit_data.annotations.tables import IMAGE_COLUMNS, choose_column, read_cell, read_table
 from lit_data.annotations.voc import NameIndex
 from lit_data.annotations.yolo import (
     YAML_FILES,
@@ -191,7 +191,7 @@ def _find_table(root: Path, files: Sequence[Path]) -> Path | None:
         check_inside(path, root)
         columns, rows = read_table(path)
         split_column = choose_column(columns, _SPLIT_COLUMNS)
-        named = [find_split(str(row.get(split_column))) for row in rows]
+        named = [find_split(read_cell(row, split_column)) for row in rows]
         if choose_column(columns, IMAGE_COLUMNS) and named and all(named):
             tables.append(path)
     if len(tables) > 1:
@@ -215,7 +215,7 @@ def read_split_table(path: Path) -> list[SplitList]:
     lists = []
     for number, row in enumerate(rows, 2):  # the first line has the names of the columns
         name = row.get(image_column)
-        split = find_split(str(row.get(split_column) or ""))
+        split = find_split(read_cell(row, split_column))
         if not name or split is None:
             raise DataError(
                 f"{show_path(path)}, line {number}: needs an image and its split, one of "

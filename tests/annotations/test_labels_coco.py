@@ -181,7 +181,7 @@ def test_a_file_without_categories_is_named(tmp_path: Path) -> None:
 
 
 def test_categories_of_one_name_are_one_class(tmp_path: Path) -> None:
-    categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}, {"id": 4, "name": "cat"}]
+    categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}, {"id": 4, "name": "cat "}]
     boxes = [box([0, 0, 9, 9], 1), box([0, 0, 9, 8], 4), box([0, 0, 9, 7], 2)]
     table = read(tmp_path, boxes, categories=categories)
     assert table.classes == ("cat", "dog")

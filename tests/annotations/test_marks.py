@@ -307,6 +307,15 @@ def test_a_link_out_of_the_folder_is_refused(name: str, folder: Path) -> None:
     assert read_annotations(inside, [folder / "a.png"]) is None
 
 
+def test_runs_that_are_cut_off_are_no_smaller_object() -> None:
+    assert (
+        counts({"size": [4, 5], "counts": [8, 4]})((4, 5)).marked.sum() == 4
+    )  # the rest is not marked
+    for lengths in ([8], [8, 4, 7]):
+        with pytest.raises(DataError, match=r"runs that end at pixel \d+ of an image of 20"):
+            counts({"size": [4, 5], "counts": lengths})((4, 5))
+
+
 def _zigzag(points: int) -> list[float]:
     """An outline that crosses all rows of an image of 2,000 x 2,000 px with each edge."""
     numbers = np.arange(points)

@@ -11,13 +11,14 @@ import pytest
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
+from omegaconf import OmegaConf
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 from torch.utils.data import DataLoader
 
 from lit_data.app import api
-from lit_data.app.resuming import ResumedTraining
+from lit_data.app.resuming import ResumedTraining, check_splits
 from lit_data.core.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.models.schedule import Schedule, schedule_optimizer
@@ -276,3 +277,27 @@ def test_a_loader_goes_on_that_a_schedule_had_made_before_its_checkpoint_was_rea
 
     path = tmp_path / "inside.ckpt"
     assert fit(callbacks=[SaveAt(3, path)])[3:] == fit(path)
+
+
+def test_images_that_were_trained_on_are_not_scored_where_the_folder_has_changed(
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    start, table = tmp_path / "checkpoints" / "last.ckpt", tmp_path / "splits.csv"
+    start.parent.mkdir()
+    start.write_bytes(trained.read_bytes())
+    cfg = OmegaConf.create({"data": {"root": None}})  # as that of the checkpoint
+    rows = [{"image": "a.png", "split": "test"}, {"image": "b.png", "split": "train"}]
+    check_splits(cfg, start, rows)
+    table.write_text("image,split\na.png,train\nb.png,train\nc.png,test\n")
+    text = r"trained on 1 image of the present val and test splits, such as a\.png, because .*/splits\.csv"
+    with pytest.raises(ConfigError, match=text):
+        check_splits(cfg, start, rows)
+    check_splits(cfg, start, rows[1:])
+    check_splits(OmegaConf.create({"data": {"root": "/elsewhere"}}), start, rows)
+    assert not caplog.messages
+    monkeypatch.setattr("lit_data.app.resuming.find_typed", lambda: {"data.splits"})
+    check_splits(cfg, start, rows)
+    assert "such as a.png: their scores will be too good" in caplog.text

@@ -54,6 +54,16 @@ def test_tables_of_spreadsheets_label_images(separator: str, tmp_path: Path) -> 
     assert _data(tmp_path, splits={"train": 1.0}).labels.tolist() == [0, 1, 0, 1]
 
 
+def test_blanks_and_missing_cells_of_a_table_are_no_classes(tmp_path: Path) -> None:
+    folder = _write(tmp_path / "set", {"all": 5})
+    labels = (",a", ",b ", ", a", ",b", "")
+    rows = [f"all{number}.png{label}" for number, label in enumerate(labels)]
+    (folder / "labels.csv").write_text("\n".join(["image,label", *rows]))
+    data = _data(tmp_path, splits={"train": 1.0})
+    assert data.classes == ("a", "b")
+    assert data.labels.tolist() == [0, 1, 0, 1, -1]
+
+
 def test_a_table_without_names_of_columns_is_named(tmp_path: Path) -> None:
     folder = _write(tmp_path / "set", {"all": 4})
     (folder / "labels.csv").write_text("all0.png 1.0 mono\nall1.png 0.0 poly\n")

@@ -34,8 +34,12 @@ def list_conf_packages() -> tuple[ConfPackage, ...]:
 
     One that cannot be used is named on stderr and skipped.
     """
-    found = ((entry.value, _find_folder(entry)) for entry in list_entries(GROUP))
-    return tuple(ConfPackage(package, folder) for package, folder in found if folder)
+    packages = []
+    for entry in list_entries(GROUP):
+        folder = _find_folder(entry)
+        if folder is not None:
+            packages.append(ConfPackage(entry.value, folder))
+    return tuple(packages)
 
 
 def _find_folder(entry: EntryPoint) -> Path | None:

@@ -87,3 +87,26 @@ def test_what_an_image_installs_and_starts_is_there(name: str, project: str) -> 
     assert {"pyproject.toml", "setup.py", "README.md", "LICENSE", "lit_data", "lit_inspect"} == set(
         copied
     )
+
+
+def test_no_stray_file_or_cache_is_committed() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("this is no checkout of Git")
+    tops = {path.split("/")[0] for path in listed.stdout.splitlines()}
+    visible = {top for top in tops if not top.startswith(".")}
+    folders = {"benchmarks", "callbacks", "conf", "docker", "docs", "lit_data", "lit_inspect"}
+    assert visible - folders - {"notebooks", "tests"} == {
+        "BENCHMARKS.md",
+        "CITATION.cff",
+        "CODE_OF_CONDUCT.md",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "MANIFEST.in",
+        "README.md",
+        "SECURITY.md",
+        "pyproject.toml",
+        "setup.py",
+    }

@@ -19,15 +19,10 @@ from lit_data.app.rerun import take_run
 from lit_data.core.errors import ConfigError
 from lit_data.datamodules import InspectionDataModule, StripeDataModule
 from lit_data.predict import InspectionTask, PredictOptions, StripeTask, Task
-from lit_data.synthesis import FAMILIES, DefectSpec
+from lit_data.synthesis import DefectSpec
 from lit_data.wings.quality.calibrate import CalibrateOptions, KnownImages
-from lit_data.wings.quality.pod import (
-    PodOptions,
-    summarise,
-    warn_of_false_calls,
-    warn_of_few_images,
-)
-from lit_data.wings.quality.targets import Target, size_family
+from lit_data.wings.quality.pod import summarise, warn_of_few_images
+from lit_data.wings.quality.targets import Target, judge_defects, separate_defects
 from lit_inspect.__main__ import main as inspect
 from lit_inspect.board import read_board
 from tests.outputs import NO_TIMELINES
@@ -50,8 +45,8 @@ _QUICK = (
 )
 
 
-def _target(size_px: float, hit: bool, family: str = "spot") -> Target:
-    return Target(family, "a.png", 1.0, 1.0, size_px, 0.1, hit)
+def _target(size_px: float, hit: bool, kind: str = "spot") -> Target:
+    return Target(kind, "a.png", 1.0, 1.0, size_px, hit)
 
 
 def test_folders_that_do_not_tell_are_no_truth(tmp_path: Path) -> None:
@@ -97,13 +92,13 @@ def test_images_without_masks_are_known_by_the_defects_drawn_into_them(tmp_path:
         KnownImages.open(_prediction(StripeTask(plain), range(4)), None)
 
 
-def test_families_without_a_curve_say_why() -> None:
+def test_kinds_without_a_curve_say_why() -> None:
     sizes = [2.0, 8.0] * 30
-    targets = [_target(size, hit=False, family="never") for size in sizes]
-    targets += [_target(size, hit=True, family="always") for size in sizes]
+    targets = [_target(size, hit=False, kind="never") for size in sizes]
+    targets += [_target(size, hit=True, kind="always") for size in sizes]
     targets += [_target(size, hit=number % 3 == 0) for number, size in enumerate(sizes)]
     result = summarise(targets, (1, 40))
-    rows = {row["family"]: row for row in result["families"]}
+    rows = {row["kind"]: row for row in result["kinds"]}
     assert rows["never"]["note"] == "no a90: never found, detection at most 0.05"
     assert rows["always"]["note"] == "always found, detection at least 0.95"
     assert rows["spot"]["note"].startswith("no a90")
@@ -126,35 +121,44 @@ def test_rates_are_checked(change: dict[str, Any], message: str) -> None:
         CalibrateOptions(**(values | {"images": "val"} | change))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"targets": 3}, "targets=3 is not usable"),
-        ({"families": ["spots"]}, "families='spots' is unknown"),
-        ({"families": ["spot", "stain", "spot"]}, "name each once, or remove it"),
-        ({"families": []}, "name each once, or remove it"),
-        ({"size_px": (5, 5)}, "the largest must exceed the smallest"),
-        ({"amplitude": (0.1, 2)}, "must be between 0 and 1"),
-        ({"amplitude": (0, 0)}, "the strongest must exceed 0"),
-    ],
-)
-def test_targets_are_checked(change: dict[str, Any], message: str) -> None:
-    values = {"targets": 400, "families": None, "size_px": (2, 48)}
-    values |= {"amplitude": (0.05, 0.4), "images": "test"}
-    with pytest.raises(ConfigError, match=message):
-        PodOptions(**(values | change))
+def test_parts_of_a_mask_are_defects_with_a_size() -> None:
+    mask = np.zeros((20, 30), np.uint8)
+    mask[2, 3:8] = 1
+    mask[3, 8] = 2  # touches the line at a corner
+    mask[12:16, 29] = 255  # ignored
+    mask[19, 29] = 1
+    line, corner = separate_defects(mask)
+    assert (line.size_px, corner.size_px) == (6, 1)
+    assert (corner.y, corner.x) == (19, 29)
+    assert line.near.shape == (7, 12)
 
 
-def test_what_makes_figures_too_small_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_few_images(29, 400)
-    warn_of_false_calls(15, 156)
+def test_a_defect_is_found_near_it_and_if_its_image_is_not_called_good() -> None:
+    mask = np.zeros((20, 30), np.uint8)
+    mask[5, 5] = mask[5, 20] = 1
+    values = np.zeros((20, 30), np.float32)
+    values[8, 6:8] = 0.6  # 3 px below the first, 12 px from the second
+    writer: Any = SimpleNamespace(names=["a.png", "b.png"], read_map=lambda name: values)
+    defects = dict.fromkeys((0, 1, 2), separate_defects(mask))
+    options = PredictOptions(threshold=0.5, min_area_px=2)
+    verdicts = {0: "review", 1: "good"}  # the third image is bad
+    targets = judge_defects(defects, verdicts, ["", "scratch"], writer, options)
+    assert [(target.image, target.kind, target.x, target.hit) for target in targets] == [
+        ("a.png", "defect", 5, True),
+        ("a.png", "defect", 20, False),
+        ("b.png", "scratch", 5, False),
+        ("b.png", "scratch", 20, False),
+    ]
+    values[8, 7] = 0.4  # one pixel is less than the smallest area
+    assert not any(target.hit for target in judge_defects(defects, verdicts, [], writer, options))
+
+
+def test_few_images_with_defects_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_few_images(29)
     assert not caplog.records
-    warn_of_few_images(28, 400)
-    assert "28 good images carry all 400 targets of a family" in caplog.text
+    warn_of_few_images(28)
+    assert "only 28 images have labeled defects" in caplog.text
     assert "it needs at least 29" in caplog.text
-    warn_of_false_calls(63, 156)
-    assert "63 of 156 good images are false alarms" in caplog.text
-    assert "at a90 only 83 % are found on their own" in caplog.text
 
 
 def _call(command: str, *words: str, code: int = 0) -> dict[str, Any]:
@@ -215,23 +219,19 @@ def _check_exported(words: Sequence[str], folder: Path) -> None:
 
 
 def _check_pod(run: str, folder: Path) -> None:
-    pod = ["targets=40", "size_px=[2,24]"]
-    measured = _call("pod", run, *pod, "families=[spot,stain]")
+    measured = _call("pod", run)
     targets = _read(folder / "pod/pod.csv")
-    assert sum(row["family"] == "spot" for row in targets) == 40
-    spots = [row for row in targets if row["family"] == "spot"]
-    # Of all good images of the split, in which a defect may lie anywhere.
-    good = {row["image"] for row in _read(folder / "pod/images.csv") if row["truth"] == "good"}
-    assert {row["image"] for row in spots} <= good
-    assert len({row["image"] for row in spots}) > len(good) / 2
-    sizes = {int(row["size_px"]) for row in spots}
-    assert sizes == {2, 3, 5, 6, 8, 10, 14, 18, 24}
-    assert 0 <= measured["pod/false_call_rate"] <= 1
+    rows = _read(folder / "pod/images.csv")
+    defective = {row["image"] for row in rows if row["truth"] == "defect"}
+    assert {row["image"] for row in targets} == defective
+    assert all(float(row["size_px"]) >= 1 for row in targets)
+    (kind,) = json.loads((folder / "pod/pod.json").read_text())["kinds"]
+    assert kind["targets"] == len(targets)
+    assert kind["hits"] == sum(row["hit"] == "True" for row in targets) > 0
+    called = [row for row in rows if row["truth"] == "good" and row["verdict"] != "good"]
+    good = len(rows) - len(defective)
+    assert measured["pod/false_call_rate"] == pytest.approx(len(called) / good)
     assert "Size that the model finds" in (folder / "pod/report.html").read_text()
-    _call("pod", run, *pod, "families=[stain]")
-    again = [row for row in _read(folder / "pod/pod.csv") if row["family"] == "stain"]
-    assert again == [row for row in targets if row["family"] == "stain"]
-    _call("pod", run, "size_px=[2,33]", code=2)  # larger than the patches
 
 
 @pytest.mark.slow
@@ -310,9 +310,3 @@ def test_a_run_of_another_command_is_refused(
     # The path of a checkpoint stands in the place of the run.
     on_run = take_run("pod", "run", ["ckpt=my.ckpt", "data.root=~/images"])
     assert on_run.overrides[2:] == (f"ckpt='{Path.cwd()}/my.ckpt'", "data.root=~/images")
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_each_family_can_be_drawn_in_one_size(name: str) -> None:
-    (family,) = DefectSpec(probability=1.0, families={name: size_family(name, 7)}).families
-    assert family.name == name

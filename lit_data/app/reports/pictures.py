@@ -21,7 +21,7 @@ _CAPTIONS = {
     "worst_images": "Images with a defect of the lowest scores, and below good ones with the highest",
     "samples": "Samples as the model sees them",
     "families": "Each family of defects on its own",
-    "pod": "Probability of detection over the size of a defect, by family",
+    "pod": "Probability of detection over the size of a defect, by kind",
     "augment": "Samples before and after augmentation",
     "memory": "Memory and batch size over time, with events",
     "throughput": "Samples per second, batch size, and where the time of each step goes",

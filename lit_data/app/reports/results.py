@@ -288,14 +288,14 @@ def tabulate_thresholds(run: Run) -> ResultTable:
 
 
 def tabulate_detection(run: Run) -> ResultTable:
-    """Return the size that is found of each family of defects, see ``pod``."""
-    entries = run.detection.get("families")
+    """Return the size that is found of each kind of defect, see ``pod``."""
+    entries = run.detection.get("kinds")
     rows = []
     # The file may be anybody's: entries of another form are left out.
     for entry in entries[:_MOST_CLASSES] if isinstance(entries, list) else []:
         if isinstance(entry, dict):
             cells = [format_value("", entry.get(key)) for key in _DETECTED]
-            rows.append([str(entry.get("family")), *cells, str(entry.get("note") or "")])
+            rows.append([str(entry.get("kind")), *cells, str(entry.get("note") or "")])
     columns = ["defect", "targets", "found", "a50 px", "a90 px", "a90/95 px", "remark"]
     calls, chances = (run.detection.get(key) for key in ("false_calls", "false_call_chances"))
     note = (

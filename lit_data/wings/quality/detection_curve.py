@@ -22,7 +22,6 @@ _CONVERGED = 1e-9
 _CLOSE = 1e-5  # of a slope, and of a size in units of their range
 _STEEPEST = 200.0
 """Largest change of the logit over the range of sizes; beyond it, hits and misses are separated."""
-_POOR = 4.0  # standard deviations of the deviance at which a curve is rejected
 _WIDEST = 20.0  # ranges of sizes beyond the largest in which a bound is searched
 
 
@@ -47,17 +46,6 @@ class DetectionCurve:
     x: Floats
     hits: Floats
     trials: Floats
-
-    @property
-    def is_poor(self) -> bool:
-        """True if hits differ from the curve by more than chance, judged by its deviance."""
-        fractions = self.hits / self.trials
-        # The likelihood of the fractions themselves.
-        entropy = import_scipy().entr
-        saturated = -self.trials * (entropy(fractions) + entropy(1 - fractions))
-        deviance = 2 * (float(saturated.sum()) - self._find_best())
-        freedom = max(1, len(self.x) - 2)
-        return deviance > freedom + _POOR * math.sqrt(2 * freedom)
 
     def at(self, sizes: Floats) -> Floats:
         """Return the probability of detection at each size."""

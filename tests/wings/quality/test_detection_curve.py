@@ -84,14 +84,3 @@ def test_few_targets_give_no_bound() -> None:
     curve = fit_curve(sizes, np.array([False, True, False, True]))
     assert curve is not None
     assert curve.bound_at(0.9) is None
-
-
-def test_hits_that_follow_no_curve_are_said_to() -> None:
-    random = np.random.default_rng(3)
-    curves = [fit_curve(*_detect(random, 400)) for _ in range(20)]
-    assert sum(curve is None or curve.is_poor for curve in curves) <= 1
-    sizes = np.repeat([2.0, 3.0, 4.0, 8.0, 16.0, 48.0], 40)
-    hits = random.uniform(size=240) < np.repeat([0.1, 0.9, 0.95, 0.95, 0.9, 0.6], 40)
-    curve = fit_curve(sizes, hits)
-    assert curve is not None
-    assert curve.is_poor

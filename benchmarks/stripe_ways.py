@@ -1,31 +1,23 @@
-"""Stripe samples as people make them: a list of patches, and files, pixels and defects for each.
+"""Stripe patches as people make them: files, pixels and spots for each patch, one after the other."""
 
-Both datasets draw the defects that `PatchDataset` and the renderer draw for the same sample, so
-that the suite ``loaders`` compares the work and not the result.
-"""
-
-from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from benchmarks.spots import Floats, draw_everywhere, draw_in_windows, place_spots
 from lit_data.core.errors import ConfigError
 from lit_data.core.grid import cut_patch
 from lit_data.core.progress import track
-from lit_data.core.recent_cache import LruCache
-from lit_data.core.types import Array, Batch, Stage
+from lit_data.core.types import Array, Batch, Floats, Stage
 from lit_data.datamodules import StripeDataModule
-from lit_data.datasets import PatchDataset
 from lit_data.datasets.patch_source import GridPatches
 from lit_data.images.decoders import ImageDecoder, ImageSource
 from lit_data.images.readers import read_image
-from lit_data.synthesis import DefectPlan, DefectSpec, sample_plan
+from lit_data.synthesis import DefectSpec
+from lit_data.synthesis.families.spot import Spot
 
 
 class StripePatch(NamedTuple):
@@ -33,190 +25,133 @@ class StripePatch(NamedTuple):
 
     Attributes:
         files: Those of its image.
-        sample_index: Its number as in `PatchDataset`.
-        image_index: That of its image.
         y: Its first row in px.
         x: Its first column in px.
     """
 
     files: ImageSource
-    sample_index: int
-    image_index: int
     y: int
     x: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StripeRecipe:
+class StripeRecipe(NamedTuple):
     """Making of a sample from the files of a patch.
 
-    Args:
-        patch_px: (height, width) of a patch.
+    Attributes:
         decoder: How images are read.
-        dtype: Name of the dtype of the decoded pixels.
+        patch_px: (height, width) of a patch.
         low: Pixel value that becomes 0.
         high: Pixel value that becomes 1.
         expand: For each of target, ref1, ref2 the stored channel that gives it.
-        seed: Seed of the defects.
-        synthesis: Defects, if any are drawn.
+        synthesis: Spots, if any are drawn.
         finished: Cast to 0..1, spread to three channels and draw; otherwise patches stay as stored.
     """
 
-    patch_px: tuple[int, int]
     decoder: ImageDecoder
-    dtype: str
+    patch_px: tuple[int, int]
     low: float
     high: float
     expand: tuple[int, ...]
-    seed: int
-    synthesis: DefectSpec | None = None
-    finished: bool = True
-
-    def read(self, files: ImageSource) -> Array:
-        """Decode an image once, without the second look that a store takes: [C, H, W]."""
-        images = [read_image(path, self.decoder.read) for path in files.paths]
-        if images[0].dtype.name != self.dtype:
-            return self.decoder(files).array
-        image = images[0] if len(images) == 1 else np.concatenate(images)
-        return image if self.decoder.channels is None else image[list(self.decoder.channels)]
-
-    def to_unit(self, image: Array) -> Floats:
-        """Return three channels in 0..1."""
-        grey = image[list(self.expand)].astype(np.float32)
-        grey -= np.float32(self.low)
-        grey /= np.float32(self.high - self.low)
-        return np.clip(grey, 0, 1, out=grey)
-
-    def plan(self, patches: Sequence[StripePatch], epoch: int) -> DefectPlan | None:
-        """Return the defects of a whole split; None where nothing is drawn."""
-        if self.synthesis is None or not self.finished or not patches:
-            return None
-        index = [patch.sample_index for patch in patches]
-        shape = (len(self.expand), *self.patch_px)
-        return sample_plan(self.synthesis, self.seed, epoch, index, shape)
+    synthesis: DefectSpec | None
+    finished: bool
 
 
-class StripeWay(Dataset[Batch]):
-    """Map-style: a sample has the keys of a finished stripe batch, without the batch dimension.
-
-    The random numbers of an epoch are drawn at once when it is set, since drawing ours for one
-    sample would cost more than what people call for it.
+class PlainStripes(Dataset[Batch]):
+    """Map-style: decodes the whole image for each patch and draws on all of it, then cuts the patch.
 
     Args:
         patches: All patches of the split.
         recipe: How a sample is made.
+        keeps_images: Keep decoded images in memory, cut the patch first, and draw each spot in its
+            own window.
     """
 
-    def __init__(self, patches: Sequence[StripePatch], recipe: StripeRecipe) -> None:
+    def __init__(
+        self, patches: Sequence[StripePatch], recipe: StripeRecipe, *, keeps_images: bool = False
+    ) -> None:
         self.patches = list(patches)
         self.recipe = recipe
-        self.set_epoch(0)
+        self.keeps_images = keeps_images
+        self._images: dict[ImageSource, Array] = {}
 
-    def set_epoch(self, epoch: int) -> None:
-        """Draw the defects of this epoch from now on."""
-        self.epoch = epoch
-        self.defects = self.recipe.plan(self.patches, epoch)
-        rows = np.empty(0, np.int64) if self.defects is None else self.defects.row
-        # the plan is sorted by sample: the defects of one lie between two neighbours
-        self._bounds = np.searchsorted(rows, np.arange(len(self.patches) + 1)).tolist()
+    def warm_up(self) -> None:
+        """Decode every image once."""
+        sources = {patch.files for patch in self.patches}
+        for source in track(sources, "decoding", len(sources)):
+            self._images[source] = self._decode(source)
 
     def __len__(self) -> int:
         return len(self.patches)
 
+    @override
     def __getitem__(self, number: int) -> Batch:
-        patch = self.patches[number]
-        defects = range(self._bounds[number], self._bounds[number + 1])
-        image, mask = self.make(patch, defects)
-        sample = {
-            "image": torch.from_numpy(image),
-            "index": torch.tensor(patch.sample_index),
-            "image_index": torch.tensor(patch.image_index),
-            "position": torch.tensor([patch.y, patch.x]),
-            "epoch": torch.tensor(self.epoch),
+        (source, top, left), recipe = self.patches[number], self.recipe
+        if self.keeps_images:
+            image = cut_patch(self._images[source], top, left, recipe.patch_px)
+            top = left = 0
+        else:
+            image = self._decode(source)
+        layers = {"image": image}
+        if recipe.finished:
+            unit = image[list(recipe.expand)].astype(np.float32) - np.float32(recipe.low)
+            unit /= np.float32(recipe.high - recipe.low)
+            layers = {"image": unit.clip(0, 1)}
+        if recipe.finished and recipe.synthesis is not None:
+            layers["mask"] = self._draw(layers["image"], recipe.synthesis, top, left)
+        return {
+            name: torch.from_numpy(cut_patch(pixels, top, left, recipe.patch_px).copy())
+            for name, pixels in layers.items()
         }
-        if mask is not None:
-            sample["mask"] = torch.from_numpy(mask)
-        return sample
 
-    @abstractmethod
-    def make(self, patch: StripePatch, planned: Iterable[int]) -> tuple[Array, Array | None]:
-        """Make one patch.
+    def _decode(self, source: ImageSource) -> Array:
+        """Decode an image once, without the second look that a store takes: [C, H, W]."""
+        decoder = self.recipe.decoder
+        image = np.concatenate([read_image(path, decoder.read) for path in source.paths])
+        return image if decoder.channels is None else image[list(decoder.channels)]
 
-        Args:
-            patch: Its files and its place.
-            planned: Numbers of its `defects`.
-
-        Returns:
-            Pixels [C, h, w], and its mask [1, h, w] where it has one.
-        """
-
-
-class OriginalStripes(StripeWay):
-    """Decodes the whole image for each patch and draws on all of it, then cuts the patch out."""
-
-    @override
-    def make(self, patch: StripePatch, planned: Iterable[int]) -> tuple[Array, Array | None]:
-        recipe = self.recipe
-        height, width = recipe.patch_px
-        window = np.s_[:, patch.y : patch.y + height, patch.x : patch.x + width]
-        image = _extend(recipe.read(patch.files), patch, recipe.patch_px)
-        mask = None
-        if recipe.finished:
-            image = recipe.to_unit(image)
-            if self.defects is not None:
-                spots = place_spots(image[window][0], self.defects, planned, patch.y, patch.x)
-                mask = draw_everywhere(image, spots)[window].astype(np.float32)
-        return image[window].copy(), mask
-
-
-class ImprovedStripes(StripeWay):
-    """Cuts the patch first, draws each defect in its own window, and keeps decoded images.
-
-    Args:
-        patches: All patches of the split.
-        recipe: How a sample is made.
-        cache_bytes: Bound of the decoded images in memory.
-    """
-
-    def __init__(
-        self, patches: Sequence[StripePatch], recipe: StripeRecipe, *, cache_bytes: int
-    ) -> None:
-        super().__init__(patches, recipe)
-        self.cache: LruCache[tuple[str, ...], Array] = LruCache(cache_bytes)
-
-    def warm_up(self) -> None:
-        """Decode every image once, until the cache is full."""
-        patches = {patch.files: patch for patch in self.patches}
-        for patch in track(patches.values(), "decoding", len(patches)):
-            self._read(patch)
-            if len(self.cache) < self.cache.misses:  # one had to go
-                return
-
-    @override
-    def make(self, patch: StripePatch, planned: Iterable[int]) -> tuple[Array, Array | None]:
-        recipe = self.recipe
-        image = cut_patch(self._read(patch), patch.y, patch.x, recipe.patch_px).copy()
-        mask = None
-        if recipe.finished:
-            image = recipe.to_unit(image)
-            if self.defects is not None:
-                spots = place_spots(image[0], self.defects, planned, 0, 0)
-                mask = draw_in_windows(image, spots).astype(np.float32)
-        return image, mask
-
-    def _read(self, patch: StripePatch) -> Array:
-        return self.cache.get_or_load(patch.files.paths, lambda: self.recipe.read(patch.files))
+    def _draw(self, image: Floats, spec: DefectSpec, top: int, left: int) -> Floats:
+        """Draw random spots into a patch of an image; return the mask of the true ones, [1, H, W]."""
+        rng = np.random.default_rng()
+        size_px = image.shape[1:]
+        mask = np.zeros((1, *size_px), np.float32)
+        count = rng.integers(*spec.count, endpoint=True) if rng.random() < spec.probability else 0
+        true_count = rng.integers(*spec.true_count, endpoint=True)
+        shapes = cast(Spot, spec.members[0]).spots
+        for number in range(count):
+            shape = shapes[rng.integers(len(shapes))]
+            y, x = rng.uniform((top, left), np.add((top, left), self.recipe.patch_px))
+            amplitude = np.float32(rng.uniform(*spec.amplitude) * rng.choice((-1, 1)))
+            reach = (shape.height_px, shape.width_px) if self.keeps_images else size_px
+            part = np.s_[
+                max(0, int(y) - reach[0]) : int(y) + reach[0] + 1,
+                max(0, int(x) - reach[1]) : int(x) + reach[1] + 1,
+            ]
+            down = np.arange(size_px[0], dtype=np.float32)[part[0], None] - y
+            across = np.arange(size_px[1], dtype=np.float32)[part[1]] - x
+            exponent = (down / shape.sigma_y_px) ** 2 + (across / shape.sigma_x_px) ** 2
+            is_inside = (abs(down) <= shape.height_px / 2) & (abs(across) <= shape.width_px / 2)
+            is_true = number < true_count
+            channels = np.arange(len(image)) == 0 if is_true else rng.random(len(image)) < 0.5
+            spot = amplitude * np.exp(-exponent / 2) * is_inside
+            image[:, *part] += channels[:, None, None] * spot
+            if is_true:
+                mask[:, *part] = np.maximum(mask[:, *part], is_inside)
+        np.clip(image, 0, 1, out=image)
+        return mask
 
 
 def make_stripe_ways(
     datamodule: StripeDataModule, stage: Stage, *, finished: bool = True
-) -> tuple[OriginalStripes, ImprovedStripes]:
+) -> tuple[PlainStripes, PlainStripes]:
     """Make the datasets that people have, for a split; augmentation is left out.
 
     Args:
         datamodule: An opened set.
         stage: Whose samples.
         finished: Cast, and draw the defects; otherwise patches stay as stored.
+
+    Returns:
+        One that decodes the image for each patch, and one that keeps decoded images.
 
     Raises:
         ConfigError: They cannot do what the datamodule does.
@@ -234,44 +169,21 @@ def make_stripe_ways(
     if (finished and (has_other_defects or transformation.nuisance)) or any(dataset.margin_px):
         raise ConfigError("other ways make stripes with plain spots alone: +experiment=stripe")
     recipe = StripeRecipe(
-        patch_px=dataset.patches.patch_px,
         decoder=decoder,
-        dtype=dataset.bank.dtype.name,
+        patch_px=dataset.patches.patch_px,
         low=transformation.values.low,
         high=transformation.values.high,
         expand=transformation.expand,
-        seed=transformation.seed,
         synthesis=synthesis,
         finished=finished,
     )
-    patches = list_patches(dataset, {source.paths[0]: source for source in files.list_images()})
-    improved = ImprovedStripes(patches, recipe, cache_bytes=files.cache_bytes)
-    return OriginalStripes(patches, recipe), improved
-
-
-def list_patches(dataset: PatchDataset, files: Mapping[str, ImageSource]) -> list[StripePatch]:
-    """List the patches of a split in the order of its dataset.
-
-    Args:
-        dataset: The split.
-        files: For the first path of each image all its files.
-    """
+    source_of = {source.paths[0]: source for source in files.list_images()}
     assert isinstance(dataset.patches, GridPatches)
     grid = dataset.patches.grid
     patches = []
     for image in dataset.images.tolist():
-        image_files = files[dataset.bank.name(image)]
-        index = np.array(grid.patches_of(image))
-        _, tops_px, lefts_px = grid.locate(index)
-        for sample, y, x in zip(index.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True):
-            patches.append(StripePatch(image_files, sample, image, y, x))
-    return patches
-
-
-def _extend(image: Array, patch: StripePatch, patch_px: tuple[int, int]) -> Array:
-    """Reflect-pad a whole image at its lower and right edge, as far as the patch reaches past."""
-    below = max(0, patch.y + patch_px[0] - image.shape[1])
-    right = max(0, patch.x + patch_px[1] - image.shape[2])
-    if below == 0 and right == 0:
-        return image
-    return np.pad(image, ((0, 0), (0, below), (0, right)), mode="reflect")
+        _, tops_px, lefts_px = grid.locate(np.array(grid.patches_of(image)))
+        source = source_of[dataset.bank.name(image)]
+        for top, left in zip(tops_px.tolist(), lefts_px.tolist(), strict=True):
+            patches.append(StripePatch(source, top, left))
+    return PlainStripes(patches, recipe), PlainStripes(patches, recipe, keeps_images=True)

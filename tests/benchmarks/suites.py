@@ -61,6 +61,8 @@ def read_epoch(method: str, candidate: Candidate | str) -> Batch:
             finished = candidate.finish(candidate.plan(dict(batch)))
             batches.append({key: value.clone() for key, value in finished.items()})
     joined = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+    if "index" not in joined:  # of samples that others make
+        return joined
     order = joined["index"].argsort()
     return {key: value[order] for key, value in joined.items()}
 

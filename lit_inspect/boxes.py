@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lit_inspect.bounds import MOST_VIEWS, Fraction, Sides, Value
 from lit_inspect.errors import AnswerError
-from lit_inspect.images import Scaling
+from lit_inspect.scaling import Scaling
 from lit_inspect.tiles import Rows
 
 Pixels = NDArray[Any]

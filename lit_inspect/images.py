@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from lit_inspect import npy
-from lit_inspect.bounds import MOST_CHANNELS, Sides, Value
+from lit_inspect.bounds import MOST_CHANNELS, Value
 from lit_inspect.errors import ImageError, UsageError, describe_error
 from lit_inspect.files import open_regular
 from lit_inspect.headers import check_file, is_grey_png
@@ -22,7 +22,6 @@ from lit_inspect.tiles import Rows
 Pixels = NDArray[Any]
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".npy")
-_MOST_SCALED_PX = 2**27
 _LARGE_BYTES = 2**26  # OpenCV opens larger files itself, so that memory holds no copy
 _DTYPES = {
     **{name: name for name in ("uint8", "uint16", "int16", "float32")},
@@ -162,80 +161,6 @@ def check_size(height: int, width: int, options: ReadOptions) -> None:
             f"{height} x {width} px, more than max_pixels={options.max_pixels}: export with "
             f"data.read.max_pixels={height * width}"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Scaling:
-    """Size to which images are scaled, see `lit_data.images.scaling`.
-
-    Attributes:
-        size_px: (height, width) that images are scaled to fit, and reflect-padded to.
-        factor: Factor of height and width, instead of `size_px`.
-        fit: ``contain`` keeps the aspect ratio, ``stretch`` scales each side by itself.
-    """
-
-    size_px: Sides | None
-    factor: Annotated[float, Field(gt=0, le=16)] | None
-    fit: Literal["contain", "stretch"] = "contain"
-
-    def __post_init__(self) -> None:
-        """Check that exactly one of both is given."""
-        if (self.size_px is None) == (self.factor is None):
-            raise ValueError("size_px or factor must be set, and not both")
-
-    def scaled_px(self, height_px: int, width_px: int) -> tuple[int, int]:
-        """Return the size of an image after scaling, without padding."""
-        if self.size_px is None:
-            assert self.factor is not None
-            return max(1, round(height_px * self.factor)), max(1, round(width_px * self.factor))
-        if self.fit == "stretch":
-            return self.size_px
-        factor = min(self.size_px[0] / height_px, self.size_px[1] / width_px)
-        height = min(self.size_px[0], max(1, round(height_px * factor)))
-        return height, min(self.size_px[1], max(1, round(width_px * factor)))
-
-    def scale(self, image: Pixels) -> Pixels:
-        """Scale an image: [C, H, W] to [C, h, w]."""
-        resized = self.resize(image)
-        return _place(resized, self.size_px or resized.shape[1:])
-
-    def resize(self, image: Pixels) -> Pixels:
-        """Scale an image without padding: [C, H, W] to [C, h, w].
-
-        Raises:
-            ImageError: The image would be too large.
-        """
-        height, width = self.scaled_px(*image.shape[1:])
-        if height * width > max(_MOST_SCALED_PX, image[0].size):
-            raise ImageError(f"{height} x {width} px after scaling, more than {_MOST_SCALED_PX}")
-        return _resize(image, (height, width))
-
-    def restore(self, values: Pixels, size_px: tuple[int, int]) -> Pixels:
-        """Scale the values of a scaled image back to the size of its file."""
-        restored = _resize(_place(values, self.scaled_px(*size_px)), size_px)
-        return np.clip(restored, values.min(), values.max())
-
-
-def _resize(image: Pixels, size_px: tuple[int, int]) -> Pixels:
-    import cv2
-
-    if image.shape[1:] == size_px:
-        return image
-    is_smaller = size_px[0] * size_px[1] < image.shape[1] * image.shape[2]
-    method = cv2.INTER_AREA if is_smaller else cv2.INTER_LINEAR
-    return np.stack([cv2.resize(plane, size_px[::-1], interpolation=method) for plane in image])
-
-
-def _place(image: Pixels, size_px: tuple[int, ...]) -> Pixels:
-    """Crop or reflect-pad an image around its center; an odd pixel is at the bottom and right."""
-    widths = [(0, 0)]
-    for axis, length in enumerate(size_px, 1):
-        spare_px = image.shape[axis] - length
-        if spare_px > 0:
-            image = np.take(image, range(spare_px // 2, spare_px // 2 + length), axis)
-        before_px = max(0, -spare_px) // 2
-        widths.append((before_px, max(0, -spare_px) - before_px))
-    return image if widths == [(0, 0)] * 3 else np.pad(image, widths, mode="reflect")
 
 
 def list_images(folder: Path) -> list[str]:

@@ -24,8 +24,9 @@ from lit_inspect.bounds import (
 from lit_inspect.boxes import BoxRules
 from lit_inspect.drift import Guarantee
 from lit_inspect.errors import BoardError
-from lit_inspect.images import ReadOptions, Scaling
+from lit_inspect.images import ReadOptions
 from lit_inspect.layouts import Layout
+from lit_inspect.scaling import Scaling
 from lit_inspect.tiles import Tiling
 from lit_inspect.verdicts import Judge
 

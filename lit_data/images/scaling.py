@@ -26,6 +26,7 @@ from lit_data.images.decoders import (
 from lit_data.images.header_scan import survey_sources
 from lit_data.images.store.store import keep_found
 from lit_inspect.counts import counted
+from lit_inspect.scaling import Fit, place_centred, resize_planes, restore, scale_size
 
 _FORMAT = 1  # increases when the same files and options give other pixels
 
@@ -35,15 +36,14 @@ LARGEST_FACTOR = 16
 _STRIP = 4.0
 """Ratio of the scale factors of both sides from which small defects may be lost."""
 
-Fit = Literal["cover", "contain", "stretch", "keep"]
-"""Way to fit an image to a size: scale it until it covers the size, or until it fits inside; scale
-each side by itself; or do not scale. The excess is cropped, and missing pixels are padded, evenly
-on both sides."""
-
 FitPadding = Literal["reflect", "border", "zeros"]
 """Values of the padding: the mirrored image, its outermost pixels, or 0."""
 
-_PAD_MODES = {"reflect": "reflect", "border": "edge", "zeros": "constant"}
+_PAD_MODES: dict[FitPadding, Literal["reflect", "edge", "constant"]] = {
+    "reflect": "reflect",
+    "border": "edge",
+    "zeros": "constant",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +95,7 @@ class Scaling:
 
     def scaled_px(self, size_px: Size) -> Size:
         """Return the (height, width) of an image of `size_px` after scaling, without padding; at least 1 x 1."""
-        if self.size_px is not None:
-            return scale_size(size_px, self.size_px, self.fit)
-        assert self.factor is not None
-        height, width = size_px
-        return max(1, round(height * self.factor)), max(1, round(width * self.factor))
+        return scale_size(size_px, self.size_px, self.fit, self.factor)
 
     def stored_px(self, size_px: Size) -> Size:
         """Return the (height, width) of an image of `size_px` after scaling and padding."""
@@ -118,13 +114,13 @@ class Scaling:
         """
         size_px = image.shape[1], image.shape[2]
         scaled = resize_planes(image, self.scaled_px(size_px))
-        return place_centred(scaled, self.stored_px(size_px), "reflect")
+        return place_centred(scaled, self.stored_px(size_px))
 
     def scale_mask(self, mask: Array) -> Array:
         """Scale and pad a mask like its image, see `scale_classes`: [1, H, W] uint8 to [1, h, w]."""
         size_px = mask.shape[1], mask.shape[2]
         scaled = scale_classes(mask[0], self.scaled_px(size_px))
-        return place_centred(scaled[None], self.stored_px(size_px), "reflect")
+        return place_centred(scaled[None], self.stored_px(size_px))
 
     def restore(self, values: Array, size_px: Size) -> Array:
         """Remove the padding and scale back: bilinear to enlarge, area means to shrink.
@@ -136,15 +132,11 @@ class Scaling:
         Returns:
             [C, H, W] of the same dtype.
         """
-        restored = resize_planes(self._cut_padding(values, size_px), size_px)
-        if values.dtype.kind != "f":
-            return restored
-        # Rounded sums of floats may exceed 1, which would overflow to 0 as an integer.
-        return np.clip(restored, values.min(), values.max())
+        return restore(values, self.scaled_px(size_px), size_px)
 
     def restore_mask(self, mask: Array, size_px: Size) -> Array:
         """Remove the padding and scale back to the (H, W) of the file: [1, h, w] uint8 to [1, H, W]."""
-        return scale_classes(self._cut_padding(mask, size_px)[0], size_px)[None]
+        return scale_classes(place_centred(mask, self.scaled_px(size_px))[0], size_px)[None]
 
     def describe_loss(self, sizes_px: Ints | Sequence[Size]) -> str:
         """Return a warning if one side of most images shrinks far more than the other, or else "".
@@ -163,10 +155,6 @@ class Scaling:
             f"images of {height} x {width} px become {to_height} x {to_width} px, so small defects "
             "may be lost"
         )
-
-    def _cut_padding(self, values: Array, size_px: Size) -> Array:
-        # Removes as much as was padded.
-        return place_centred(values, self.scaled_px(size_px), "reflect")
 
 
 def scale_classes(numbers: Bytes, size_px: Size) -> Bytes:
@@ -351,7 +339,9 @@ class FittedDecoder:
     def _fit(self, image: Array) -> Array:
         """Fit an image to the size: [C, H, W] to [C, h, w]."""
         scaled_px = scale_size((image.shape[1], image.shape[2]), self.size_px, self.fit)
-        return place_centred(resize_planes(image, scaled_px), self.size_px, self.padding)
+        return place_centred(
+            resize_planes(image, scaled_px), self.size_px, _PAD_MODES[self.padding]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,63 +418,3 @@ def check_mask_sizes(
         counted(len(problems), "mask differs", "masks differ")
         + " in size from the image (height x width px)"
     )
-
-
-def scale_size(size_px: Size, fit_px: Size, fit: Fit) -> Size:
-    """Return the (height, width) that an image is scaled to, before it is cropped or padded.
-
-    Args:
-        size_px: (height, width) of the image.
-        fit_px: (height, width) of the final result.
-        fit: See `Fit`.
-    """
-    if fit == "keep":
-        return size_px
-    if fit == "stretch":
-        return fit_px
-    factors = fit_px[0] / size_px[0], fit_px[1] / size_px[1]
-    factor = min(factors) if fit == "contain" else max(factors)
-    height = round(size_px[0] * factor)
-    width = round(size_px[1] * factor)
-    # Rounding may miss the required side by a pixel, and a thin side may vanish.
-    if fit == "cover":
-        return max(fit_px[0], height), max(fit_px[1], width)
-    return min(fit_px[0], max(1, height)), min(fit_px[1], max(1, width))
-
-
-def resize_planes(image: Array, size_px: Size) -> Array:
-    """Resize [C, H, W] to [C, h, w], plane by plane: area means to shrink, bilinear to enlarge."""
-    import cv2
-
-    if image.shape[1:] == size_px:
-        return image
-    is_smaller = size_px[0] * size_px[1] < image.shape[1] * image.shape[2]
-    method = cv2.INTER_AREA if is_smaller else cv2.INTER_LINEAR
-    return np.stack([cv2.resize(plane, size_px[::-1], interpolation=method) for plane in image])
-
-
-def place_centred(image: Array, size_px: Size, padding: FitPadding) -> Array:
-    """Crop or pad an image around its center.
-
-    An odd pixel goes to the bottom or the right.
-
-    Args:
-        image: [C, H, W].
-        size_px: (h, w) of the result.
-        padding: See `FitPadding`.
-
-    Returns:
-        [C, h, w].
-    """
-    widths = [(0, 0)]
-    for axis, target_px in enumerate(size_px, 1):
-        spare_px = image.shape[axis] - target_px
-        if spare_px > 0:
-            image = np.moveaxis(image, axis, 0)[spare_px // 2 :][:target_px]
-            image = np.moveaxis(image, 0, axis)
-        before_px = max(0, -spare_px) // 2
-        widths.append((before_px, max(0, -spare_px) - before_px))
-    if widths == [(0, 0)] * 3:
-        return image
-    padded: Array = np.pad(image, widths, mode=_PAD_MODES[padding])  # type: ignore[call-overload]
-    return padded

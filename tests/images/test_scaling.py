@@ -12,15 +12,8 @@ from lit_data.core.errors import ConfigError, DataError
 from lit_data.core.types import Array
 from lit_data.images.decoders import ImageDecoder, ImageSource
 from lit_data.images.read_options import ReadOptions
-from lit_data.images.scaling import (
-    Fit,
-    FittedDecoder,
-    ScaledDecoder,
-    Scaling,
-    place_centred,
-    scale_classes,
-    scale_size,
-)
+from lit_data.images.scaling import FittedDecoder, ScaledDecoder, Scaling, scale_classes
+from lit_inspect.scaling import Fit, place_centred, scale_size
 
 SIZES = [(1, 7), (7, 1), (1, 40_000), (3, 5), (64, 48), (131, 65)]
 SIZED = [
@@ -143,11 +136,11 @@ def test_an_image_is_scaled_as_its_fit_says(
 
 def test_what_stands_over_is_cut_and_what_is_missing_is_padded_evenly() -> None:
     image = np.arange(1, 31, dtype=np.uint8).reshape(1, 5, 6)
-    assert_array_equal(place_centred(image, (2, 3), "zeros"), image[:, 1:3, 1:4])
-    padded = place_centred(image, (6, 10), "zeros")
+    assert_array_equal(place_centred(image, (2, 3), "constant"), image[:, 1:3, 1:4])
+    padded = place_centred(image, (6, 10), "constant")
     assert_array_equal(padded[:, :5, 2:8], image)
     assert padded.sum() == image.sum()
-    for padding, columns in (("reflect", [1, 4]), ("border", [0, 5])):
+    for padding, columns in (("reflect", [1, 4]), ("edge", [0, 5])):
         wider = place_centred(image, (5, 8), padding)
         assert_array_equal(wider[..., [0, 7]], image[..., columns])
     repeated = place_centred(image[:, :, :2], (5, 6), "reflect")[0, 0]

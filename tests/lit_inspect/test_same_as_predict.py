@@ -3,7 +3,7 @@
 import contextlib
 import struct
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import cv2
 import numpy as np
@@ -15,7 +15,6 @@ from PIL import Image
 from lit_data.core.errors import DataError
 from lit_data.images.decoders import ImageDecoder, ImageSource
 from lit_data.images.read_options import ReadOptions
-from lit_data.images.scaling import Scaling
 from lit_data.predict.tiles import ImageJob, MemoryTarget, Tiling, open_source
 from lit_inspect import images as runtime
 from lit_inspect import rows, tiles
@@ -119,24 +118,6 @@ def test_kinds_of_tiff_that_opencv_reads_otherwise_are_refused(tmp_path: Path) -
     for name in ("white", "pages"):
         with pytest.raises(ImageError, match="lit_inspect does not read"):
             runtime.open_image(tmp_path / f"{name}.tif", runtime.ReadOptions())
-
-
-@pytest.mark.parametrize("fit", ["contain", "stretch"])
-@pytest.mark.parametrize("size_px", [(40, 40), (33, 64), (7, 90), None])
-def test_images_are_scaled_alike(
-    size_px: tuple[int, int] | None, fit: Literal["contain", "stretch"]
-) -> None:
-    factor = 0.37 if size_px is None else None
-    theirs = Scaling(size_px=size_px, factor=factor, fit=fit)
-    ours = runtime.Scaling(size_px, factor, fit)
-    rng = np.random.default_rng(0)
-    for height, width in ((40, 40), (100, 53), (21, 160), (64, 33)):
-        for dtype in (np.uint8, np.uint16, np.float32):
-            image = (255 * rng.random((2, height, width))).astype(dtype)
-            assert np.array_equal(ours.scale(image), theirs.scale_image(image))
-        values = rng.random((1, *theirs.stored_px((height, width))), np.float32)
-        restored = theirs.restore(values, (height, width))
-        assert np.array_equal(ours.restore(values, (height, width)), restored)
 
 
 _PICTURE = np.random.default_rng(0).integers(0, 256, (16, 24, 3), np.uint8)

@@ -27,7 +27,7 @@ from lit_data.datasets.split_names import SPLITS
 from lit_data.images.bank import ImageBank
 from lit_data.images.decoders import Decoder, ImageDecoder, ImageSource
 from lit_data.images.read_options import ReadOptions
-from lit_data.images.scaling import Fit, FitPadding, FittedDecoder
+from lit_data.images.scaling import FitPadding, FittedDecoder
 from lit_data.images.scope import Scope
 from lit_data.loading import LoaderOptions
 from lit_data.wings.gan.dataset import (
@@ -44,6 +44,7 @@ from lit_data.wings.gan.dataset import (
     tabulate,
 )
 from lit_data.wings.gan.sample_set import GANSampleSpec
+from lit_inspect.scaling import Fit
 
 ViewOption = Literal["auto"] | Views
 FitOption = Fit | Literal["patches"]

@@ -17,10 +17,10 @@ from lit_data.core.errors import ConfigError, DataError, StoreCorruptError
 from lit_data.core.mosaic import MosaicSpec
 from lit_data.core.types import Batch
 from lit_data.datamodules.batch_format import format_batch
-from lit_data.images.scaling import scale_size
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.synthesis import DefectSpec
 from lit_data.wings.detection import DetectionDataModule, DetectionDataset
+from lit_inspect.scaling import scale_size
 from tests.helpers.reading import Watcher, assert_equal, assert_resumes, first, fit, opened, plan
 
 SAMPLES = {"count": 20, "size_px": [64, 80]}

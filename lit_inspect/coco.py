@@ -38,7 +38,7 @@ class CocoTable:
         self._images.append(image)
         for box in boxes:
             annotation = {"id": len(self._annotations) + 1, "image_id": image_id}
-            self._annotations.append(annotation | _describe(box))
+            self._annotations.append(annotation | describe_object(box))
 
     def encode(self, classes: Sequence[str]) -> bytes:
         """Return the bytes of ``detections.json``."""
@@ -51,7 +51,8 @@ class CocoTable:
         return json.dumps(table, indent=1, allow_nan=False).encode()
 
 
-def _describe(box: Box) -> dict[str, Any]:
+def describe_object(box: Box) -> dict[str, Any]:
+    """Return an object in COCO's form, without ids."""
     corners = np.array((box.left, box.top, box.right, box.bottom))
     left, top, right, bottom = corners.round(3).tolist()  # Python would round differently
     width, height = right - left, bottom - top

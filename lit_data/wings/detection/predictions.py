@@ -51,7 +51,8 @@ from lit_data.wings.detection.box_truth import BoxTruth
 from lit_data.wings.detection.datamodule import DetectionDataModule
 from lit_data.wings.detection.exported_net import describe_boxes
 from lit_data.wings.detection.model.module import DetectionModule
-from lit_inspect.boxes import LEAST_SCORE, Objects, join_windows, score_image
+from lit_inspect import coco
+from lit_inspect.boxes import LEAST_SCORE, Box, Objects, join_windows, score_image
 from lit_inspect.counts import counted
 from lit_inspect.regions import round_score
 from lit_inspect.verdicts import DEFECT, GOOD
@@ -315,10 +316,17 @@ class BoxWriter(BankWriter):
         is_written = (boxes.scores >= self._options.least_score) & (sides_px > 0).all(1)
         is_written &= sides_px.prod(1) >= self._options.min_area_px
         objects = Boxes(corners[is_written], boxes.classes[is_written], boxes.scores[is_written])
-        files = [self._write_text(number, objects)]
+        # Text and table are those of `lit_inspect`.
+        written = []
+        for corner, kind, score in zip(*(part.tolist() for part in objects), strict=True):
+            left, top, right, bottom = corner
+            written.append(Box(left, top, right, bottom, kind, self.class_names[kind], score))
+        files = [self._write_text(number, written)]
         if self._options.pictures:
             files.append(self._write_picture(number, self._shrink(number, objects)))
-        return Written(files, _describe(objects), round_score(answer.score))
+        return Written(
+            files, [coco.describe_object(box) for box in written], round_score(answer.score)
+        )
 
     def _write_picture(self, number: int, boxes: Boxes) -> Path:
         """Write an image with its objects drawn into it; return the path of the file."""
@@ -448,22 +456,14 @@ class BoxWriter(BankWriter):
         )
         return boxes._replace(corners=boxes.corners * scale)
 
-    def _write_text(self, number: int, boxes: Boxes) -> Path:
+    def _write_text(self, number: int, boxes: Sequence[Box]) -> Path:
         """Write ``class cx cy w h score`` in fractions of the image; return the path of the file."""
-        height, width = self._sizes_px[number]
-        fractions = boxes.corners / torch.tensor([width, height] * 2, dtype=torch.float64)
-        first = fractions[:, :2]
-        second = fractions[:, 2:]
-        rows = torch.cat(((first + second) / 2, second - first, boxes.scores[:, None]), 1)
-        lines = []
-        for kind, row in zip(boxes.classes.tolist(), rows.tolist(), strict=True):
-            values = " ".join(f"{value:.6f}" for value in row)
-            lines.append(f"{kind} {values}\n")
+        height, width = self._sizes_px[number].tolist()
         name = self.names[number]
         folder = self.folder_of(self._folder / "labels", name)
         path = folder / f"{self.stems[name]}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(lines), encoding="utf-8")
+        path.write_text(coco.describe_boxes(boxes, (height, width)), encoding="utf-8")
         return path
 
 
@@ -475,22 +475,3 @@ def _read_rows(entry: Entry) -> Boxes:
     classes = torch.tensor([row["category_id"] - 1 for row in entry.rows], dtype=torch.int64)
     scores = torch.tensor([row["score"] for row in entry.rows], dtype=torch.float32)
     return Boxes(corners, classes, scores)
-
-
-def _describe(boxes: Boxes) -> list[dict[str, Any]]:
-    """Return the objects of an image in COCO's form, without their ids."""
-    annotations = []
-    corners = boxes.corners.numpy().round(3).tolist()
-    numbers = zip(corners, boxes.classes.tolist(), boxes.scores.tolist(), strict=True)
-    for (left, top, right, bottom), kind, score in numbers:
-        width = right - left
-        height = bottom - top
-        annotation = {
-            "category_id": kind + 1,
-            "bbox": [left, top, round(width, 3), round(height, 3)],
-            "area": round(width * height, 3),
-            "iscrowd": 0,
-            "score": round(score, 6),
-        }
-        annotations.append(annotation)
-    return annotations

@@ -73,6 +73,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     truth: KnowsTruth = prediction.task.datamodule
     chosen = prediction.run.chosen
     numbers = range(len(writer.names)) if chosen is None else chosen
+    # Before hours of prediction.
     defects = find_defects(writer, truth, numbers)
     if not defects:
         raise ConfigError(
@@ -148,12 +149,14 @@ def _predict_verdicts(
     prediction: Prediction, writer: VerdictWriter, numbers: Sequence[int]
 ) -> dict[int, str]:
     """Predict images; return the verdict of each by its number, without bad images."""
+    # Names as tables have them.
     number_of = {str(plain_cell(writer.names[number])): number for number in numbers}
     return {number_of[row["image"]]: row["verdict"] for row in predict_scores(prediction)}
 
 
 def _count_false_calls(verdicts: Mapping[int, str], truth: KnowsTruth) -> tuple[int, int]:
     """Return the number of good images with another verdict, and of all good images."""
+    # An image of unknown truth is no chance for a false call.
     good = [verdict for number, verdict in verdicts.items() if truth.has_defect(number) is False]
     return sum(verdict != GOOD for verdict in good), len(good)
 
@@ -203,6 +206,7 @@ def _fit(kind: str, targets: Sequence[Target]) -> dict[str, Any]:
 
 def _within(size_px: float | None, tested_px: tuple[float, float]) -> float | None:
     """Return a size within the tested range, or the smallest; None beyond the largest."""
+    # Beyond the largest defect, the curve is a guess.
     smallest_px, largest_px = tested_px
     if size_px is None or size_px > largest_px:
         return None
@@ -288,6 +292,7 @@ def _draw_kind(cell: Any, targets: Sequence[Target], row: dict[str, Any]) -> Non
         levels = np.linspace(0.05, 0.95, 19)
         bounds = np.array([curve.bound_at(level, _CONFIDENCE) or np.nan for level in levels])
         cell.plot(bounds, levels, color="black", linestyle="--", linewidth=1)
+    # Nearly each defect has its own size, so there are no fractions to draw.
     cell.plot(sizes_px, hits, "|", color=FOUND_COLOUR, markersize=6)
     bound_px = row["a90_95_px"]
     if bound_px is not None:

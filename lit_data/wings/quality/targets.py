@@ -57,6 +57,7 @@ def separate_defects(mask: Array) -> list[Defect]:
 
     around = np.ones((2 * _REACH_PX + 1,) * 2, np.uint8)
     is_defect = (mask > 0) & (mask != IGNORED)
+    # As regions of maps, parts that touch at a corner are one.
     count, labels, boxes, centres = cv2.connectedComponentsWithStats(
         is_defect.astype(np.uint8), connectivity=8
     )
@@ -91,14 +92,17 @@ def judge_defects(
         writer: Has the names and the predicted maps of the images.
         options: Threshold of pixels, and the smallest area.
     """
+    # `predict` drops smaller regions.
     least_px = max(1, options.min_area_px)
     targets = []
+    # Bad images have no verdict.
     for number in sorted(defects.keys() & verdicts.keys()):
         name = writer.names[number]
         kind = (kinds[number] if kinds else "") or "defect"
         marked = writer.read_map(name) >= options.least_score
         for defect in defects[number]:
             is_marked = int(marked[defect.box][defect.near].sum()) >= least_px
+            # A good image has no defects in any table.
             hit = is_marked and verdicts[number] != GOOD
             targets.append(Target(kind, name, defect.y, defect.x, defect.size_px, hit))
     return targets

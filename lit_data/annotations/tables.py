@@ -1,4 +1,4 @@
-"""CSV files of images with their labels or runs of pixels."""
+"""Tables and text files of images with their labels or runs of pixels."""
 
 import csv
 import io
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lit_data.annotations.voc import NameIndex
+from lit_data.annotations.yolo import read_lines
 from lit_data.core.errors import DataError, Problems, show_path
 from lit_data.core.opening import decode_text, open_source, read_whole
 from lit_data.images.discovery import check_inside, list_shown
@@ -41,11 +42,19 @@ CLASS_COLUMNS = (
 )
 
 
-class ImageLabels(NamedTuple):
-    """Labels of images, and their source table."""
+class ListedLabels(NamedTuple):
+    """Labels of images, and the files that list them."""
 
     labels: tuple[str, ...]
-    path: Path
+    files: tuple[Path, ...]
+
+
+class _Row(NamedTuple):
+    """Row that names an image and its label."""
+
+    where: str
+    image: str
+    label: str
 
 
 def read_table(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
@@ -82,7 +91,7 @@ def read_cell(row: Mapping[str, Any], column: str) -> str:
 
 def read_labels(
     folder: Path, images: Sequence[Path], excluded: Sequence[Path]
-) -> ImageLabels | None:
+) -> ListedLabels | None:
     """Read the label of each image from a CSV file with a column of images and one of classes.
 
     Args:
@@ -103,18 +112,72 @@ def read_labels(
         image_column = choose_column(columns, IMAGE_COLUMNS)
         class_column = choose_column(columns, CLASS_COLUMNS)
         if rows and image_column and class_column:
-            named = [(str(row[image_column]), read_cell(row, class_column)) for row in rows]
-            return ImageLabels(_match_labels(named, images, index, path), path)
+            listed = [
+                _Row(f"{path}, row {line}", str(row[image_column]), read_cell(row, class_column))
+                for line, row in enumerate(rows, 2)  # the first line has the names of the columns
+            ]
+            cure = "correct the table, or move it out of the folder if it labels other images"
+            labels = _match_labels(listed, images, index, show_path(str(path)), cure)
+            return ListedLabels(labels, (path,))
     return None
 
 
+def read_list_labels(
+    folder: Path, images: Sequence[Path], excluded: Sequence[Path]
+) -> ListedLabels | None:
+    """Read the label of each image from text files in the root whose lines are an image and a label.
+
+    Caffe and its descendants train from such files, ``train.txt`` and ``val.txt`` with
+    ``images/1.png 3``. They may be separated by spaces, tabs, commas or semicolons.
+
+    Args:
+        folder: The root of the set.
+        images: All images.
+        excluded: Images that are left out, which a file may name too.
+
+    Returns:
+        The labels, or None if there is no such file.
+
+    Raises:
+        DataError: The files name missing images, or lack some; all are listed.
+    """
+    index = NameIndex(images, excluded)
+    listed, files = list[_Row](), list[Path]()
+    for path in sorted(folder.glob("*.txt")):
+        check_inside(path, folder)
+        rows = [
+            _Row(f"{path}, line {line}", *split_label(text))
+            for line, text in enumerate(read_lines(path), 1)
+            if text
+        ]
+        count = sum(_is_listed(index, row) for row in rows)
+        if count and count >= len(rows) / 2:  # otherwise a list of images, or any text
+            listed += rows
+            files.append(path)
+    if not files:
+        return None
+    names = ", ".join(path.name for path in files)
+    cure = "correct the files, or move them out of the folder if they label other images"
+    return ListedLabels(_match_labels(listed, images, index, names, cure), tuple(files))
+
+
+def split_label(text: str) -> tuple[str, str]:
+    """Split a line into an image, whose name may have spaces, and a label; "" if it has none."""
+    match = re.fullmatch(r"(.+?)\s*[\s,;]\s*([^\s,;]+)", text)
+    return (match[1], match[2]) if match else (text, "")
+
+
+def _is_listed(index: NameIndex, row: _Row) -> bool:
+    """Return True for a row that names an image and its label."""
+    return bool(row.label) and index.has(row.image)
+
+
 def _match_labels(
-    named: Sequence[tuple[str, str]], images: Sequence[Path], index: NameIndex, path: Path
+    listed: Sequence[_Row], images: Sequence[Path], index: NameIndex, source: str, cure: str
 ) -> tuple[str, ...]:
-    """Return the label of each image, from the names and labels of a table."""
+    """Return the label of each image, from the rows of a source."""
     labels, problems = dict[int, str](), Problems()
-    for line, (name, label) in enumerate(named, 2):  # the first line has the names of the columns
-        where = f"{path}, row {line}"
+    for where, name, label in listed:
         try:
             number = index.find(name)
         except DataError as error:
@@ -126,9 +189,8 @@ def _match_labels(
         if first_label != label:
             problems.add(where, f"a second label {label!r} of {name}, beside {first_label!r}")
     for number, image in enumerate(images):
-        if number not in labels:
-            problems.add(image, f"an image without a label in {show_path(str(path))}")
-    cure = "correct the table, or move it out of the folder if it labels other images"
+        if not labels.get(number):
+            problems.add(image, f"an image without a label in {source}")
     problems.raise_if_any(counted(len(problems), "label is bad", "labels are bad"), cure)
     return tuple(labels[number] for number in range(len(images)))
 
@@ -146,8 +208,9 @@ def describe_lack(folder: Path, kinds: Sequence[str], names: Sequence[str]) -> s
         columns = list(map(str, read_table(path)[0]))
         seen.append(f"{path.relative_to(folder)} with the columns {columns}")
     message = (
-        f"{show_path(folder)}: its images have no labels: use a folder for each class, or a CSV "
-        f"with the columns image and label (found: {', '.join(seen) or 'no labels'})"
+        f"{show_path(folder)}: its images have no labels: use a folder for each class, a CSV with "
+        "the columns image and label, or a text file with an image and its label in each line "
+        f"(found: {', '.join(seen) or 'no labels'})"
     )
     counts = Counter(match[1] for match in map(re.compile(_NUMBERED).search, names) if match)
     if not 2 <= len(counts) <= _MOST_STEMS or sum(counts.values()) < len(names):

@@ -100,6 +100,10 @@ class NameIndex:
                 return number
         return None
 
+    def has(self, name: str) -> bool:
+        """Return True if at least one image has a name."""
+        return bool(self._list_matches(_root_path(name)))
+
     def find(self, name: str, split: str | None = None) -> int:
         """Return the number of the image with a name.
 

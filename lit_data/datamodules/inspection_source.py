@@ -14,7 +14,7 @@ from lit_data.annotations.formats import add_label_files
 from lit_data.annotations.labels import check_classes
 from lit_data.annotations.mark_files import ANNOTATION_SUFFIXES, read_annotations
 from lit_data.annotations.marked import Annotated
-from lit_data.annotations.tables import ImageLabels, read_labels
+from lit_data.annotations.tables import ListedLabels, read_labels
 from lit_data.core.addresses import is_sharded
 from lit_data.core.errors import ConfigError, DataError, Problems, list_problems, show_path
 from lit_data.core.files import write_json
@@ -370,7 +370,7 @@ class InspectionFiles(MaskedImageFolder):
         used = [] if unmarked is None else [*unmarked.files]
         table = self._read_labels(image_set)
         if table is not None:
-            used.append(table.path)
+            used += table.files
             kinds = name_kinds([[label] for label in table.labels], self.good)
             image_set = replace(image_set, kinds=kinds)
         self._note_used(used)
@@ -381,7 +381,7 @@ class InspectionFiles(MaskedImageFolder):
     def _note_used(self, files: Sequence[Path]) -> None:
         add_label_files(self.leftovers, self.folder, "masks", files, with_unknown=not files)
 
-    def _read_labels(self, image_set: InspectionSet) -> ImageLabels | None:
+    def _read_labels(self, image_set: InspectionSet) -> ListedLabels | None:
         """Read a CSV of labels if no folder has good images; None if it is not needed or not found."""
         if not self.takes_labels or GOOD in image_set.kinds:
             return None

@@ -11,7 +11,7 @@ import numpy as np
 from typing_extensions import override
 
 from lit_data.annotations.formats import add_label_files
-from lit_data.annotations.tables import describe_lack, read_labels
+from lit_data.annotations.tables import describe_lack, read_labels, read_list_labels
 from lit_data.core.addresses import is_sharded
 from lit_data.core.errors import ConfigError
 from lit_data.core.grid import pair_px
@@ -87,7 +87,9 @@ class LabelledFiles(InspectionFiles):
             add_label_files(self.leftovers, self.folder, "classes")
             return self._name_by_pattern(image_set, self.class_pattern)
         table = read_labels(self.folder, image_set.images, image_set.excluded)
-        used = () if table is None else (table.path,)
+        if table is None and not any(image_set.kinds):
+            table = read_list_labels(self.folder, image_set.images, image_set.excluded)
+        used = () if table is None else table.files
         add_label_files(self.leftovers, self.folder, "classes", used)
         if table is not None:
             return replace(image_set, kinds=table.labels)

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_data.annotations.coco import find_coco, load_coco
-from lit_data.annotations.tables import IMAGE_COLUMNS, choose_column, read_cell, read_table
+from lit_data.annotations.tables import (
+    IMAGE_COLUMNS,
+    choose_column,
+    read_cell,
+    read_table,
+    split_label,
+)
 from lit_data.annotations.voc import NameIndex
 from lit_data.annotations.yolo import (
     YAML_FILES,
@@ -232,7 +238,7 @@ def match_lists(
 
     Args:
         lists: Lists whose rows have a path, a name or a stem. If the whole row is not an image,
-            the part after a space counts.
+            the part before a space or comma counts, because a label may follow.
         names: All images, relative to the root; other images that lists may name follow in the
             index.
         index: Index of the images.
@@ -287,10 +293,12 @@ def _refuse_twins(splits: Mapping[str, Sequence[int]]) -> None:
 
 
 def _find_row(number_of: Mapping[str, int], index: NameIndex, row: str) -> int:
-    """Return the number of the image of a row, which may begin with the ``data/`` of CVAT."""
+    """Return the number of the image of a row, which may begin with ``data/`` and end with labels."""
     if row in number_of:
         return number_of[row]
-    for name in (row, row.removeprefix("data/"), row.split(maxsplit=1)[0], row.replace("\\", "/")):
+    without_labels = (row.split(maxsplit=1)[0], split_label(row)[0])
+    # CVAT writes ``data/``.
+    for name in (row, row.removeprefix("data/"), *without_labels, row.replace("\\", "/")):
         with suppress(DataError):
             return index.find(name)
     return index.find(row)  # raises an error that says what is wrong

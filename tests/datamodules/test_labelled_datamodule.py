@@ -125,7 +125,7 @@ def test_classes_are_those_of_the_folders_unless_they_are_named(
         _data(tmp_path / "other", classes=["good"]).dataset("train")
     caplog.clear()
     _data(tmp_path / "other").describe()  # by which `prepare` says what there is
-    assert "a CSV with the columns image and label (found: all)" in caplog.text
+    assert "text file with an image and its label in each line (found: all)" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,9 @@
 """Counts in sentences: ``1 image is bad``, ``3 images are bad``, ``1 of 10 images is bad``."""
 
+import re
+
+_FORMS = re.compile(r"\[([^][|]*)\|([^][|]*)\]")
+
 
 def counted(count: int, one: str, many: str | None = None) -> str:
     """Return a count with the noun or words that follow it.
@@ -10,6 +14,17 @@ def counted(count: int, one: str, many: str | None = None) -> str:
         many: Words after all other counts; by default `one` with an s at the end.
     """
     return f"{count} {one if count == 1 else many or f'{one}s'}"
+
+
+def inflect(text: str, count: int) -> str:
+    """Return a text with the words that fit a count.
+
+    Args:
+        text: Text with pairs of words, such as ``[image has|images have] no mask``; the first is
+            for a count of 1, the second for all other counts.
+        count: Number of items.
+    """
+    return _FORMS.sub(lambda form: form[1] if count == 1 else form[2], text)
 
 
 def counted_of(count: int, total: int, noun: str, one: str, many: str) -> str:

@@ -210,7 +210,7 @@ def test_many_bad_files_are_one_screen_and_all_are_listed_in_the_run_folder(
     assert len(lines) < 10
     assert lines[-2:] == [
         "lit_data: 30 of 60 files are bad:",
-        "  data.on_bad=skip skips them",
+        "  data.on_bad=skip skips bad files",
     ]
     assert f"  all of them: {tmp_path}/run/problems.txt" in lines
     listed = (tmp_path / "run/problems.txt").read_text()

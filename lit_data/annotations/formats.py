@@ -54,24 +54,24 @@ _FORMATS = (
 _OUTLINES = ("CVAT", "LabelMe", "COCO", "CSV of run lengths", "YOLO polygons")
 _BOXES = ("VOC", "YOLO boxes", "CSV of boxes", "KITTI", "DOTA", "boxes in pixels")
 _OTHERS = {
-    "CVAT for video": "export them as CVAT for images",
-    "CSV of labels": "experiment=classification trains on them",
-    "COCO captions": "they mark nothing",
+    "CVAT for video": "export [it|them] as CVAT for images",
+    "CSV of labels": "experiment=classification trains on [it|them]",
+    "COCO captions": "[it marks|they mark] nothing",
 }
 _CURES: Mapping[Purpose, Mapping[str, str]] = {
     "masks": {
-        **dict.fromkeys(_OUTLINES, "other masks are used first; data.exclude skips those"),
+        **dict.fromkeys(_OUTLINES, "other masks are used first; data.exclude skips them"),
         **dict.fromkeys(_BOXES, "experiment=detection trains on boxes"),
         **_OTHERS,
-        "": "export them as COCO, or as masks",
+        "": "export [it|them] as COCO, or as masks",
     },
     "boxes": {
-        **dict.fromkeys(_OUTLINES, "data.boxes_from=masks puts boxes around them"),
-        "COCO": "data.annotations=FILE reads one of them",
+        **dict.fromkeys(_OUTLINES, "data.boxes_from=masks puts boxes around outlines"),
+        "COCO": "data.annotations=FILE reads [it|one of them]",
         **_OTHERS,
-        "VOC": "data.label_format=voc reads them",
-        "YOLO boxes": "data.label_format=yolo reads them",
-        "": "convert them to COCO, YOLO or VOC",
+        "VOC": "data.label_format=voc reads [it|them]",
+        "YOLO boxes": "data.label_format=yolo reads [it|them]",
+        "": "convert [it|them] to COCO, YOLO or VOC",
     },
     "classes": {
         **dict.fromkeys(_OUTLINES, "experiment=segmentation trains on masks"),
@@ -79,9 +79,9 @@ _CURES: Mapping[Purpose, Mapping[str, str]] = {
         "CSV of labels": "if there are several tables, the first by name is read",
         "": "a CSV with the columns image and label, or a folder for each class, is read",
     },
-    "pairs": {"": "convert them to masks, and name their folder with data.masks"},
+    "pairs": {"": "convert [it|them] to masks, and name the folder of the masks with data.masks"},
 }
-"""Advice for files of each format; that of "" is for all others."""
+"""Advice for one or several files of each format, see `Leftovers.add`; that of "" is for all others."""
 
 
 def add_label_files(
@@ -104,18 +104,14 @@ def add_label_files(
     cures = _CURES[purpose]
     for label_format, names in sort_by_format(folder, leftovers.unread, used).items():
         if label_format:
-            cure = cures.get(label_format, cures[""]).replace("FILE", names[0])
             leftovers.add(
-                f"label file ({label_format}) is not used",
-                f"label files ({label_format}) are not used",
+                f"label [file|files] ({label_format}) [is|are] not used",
                 names,
-                cure,
+                cures.get(label_format, cures[""]),
             )
         elif with_unknown:
             names = [name for name in names if not _NO_LABELS.fullmatch(name.rpartition("/")[2])]
-            leftovers.add(
-                "file has an unknown format", "files have an unknown format", names, cures[""]
-            )
+            leftovers.add("[file has|files have] an unknown format", names, cures[""])
 
 
 def add_unlabelled(
@@ -133,9 +129,9 @@ def add_unlabelled(
         splits: Numbers of the images of each split.
     """
     unlabelled = {number: name for number, name in names.items() if number not in labelled}
-    cure = "they count as images without an object; data.exclude skips them"
+    cure = "[it counts as an image|they count as images] without an object; data.exclude skips [it|them]"
     names_without = list(unlabelled.values())
-    leftovers.add("image has no label file", "images have no label file", names_without, cure)
+    leftovers.add("[image has|images have] no label file", names_without, cure)
     for split, numbers in splits.items():
         if unlabelled.keys() >= set(numbers):
             leftovers.add_split(split, [names[number] for number in numbers], "label file")

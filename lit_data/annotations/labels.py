@@ -13,7 +13,7 @@ from lit_data.core.types import Array, Bools, Doubles, Floats, Ints, PathText, S
 from lit_data.images.header import read_header
 from lit_data.images.header_scan import OnBad
 from lit_data.images.read_options import ReadOptions
-from lit_inspect.counts import counted
+from lit_inspect.counts import counted, inflect
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +159,8 @@ class Faults:
     def add(self, problems: Problems, heading: str) -> None:
         """Add faults of files that can be left out."""
         if self.on_bad == "skip":
-            problems.warn_if_any(log, f"{heading}; they are skipped")
+            skipped = inflect("[it is|they are] skipped", len(problems))
+            problems.warn_if_any(log, f"{heading}; {skipped}")
         elif len(problems):
             self.take(problems.make_error(heading))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_data.core.errors import escape, show_path
-from lit_inspect.counts import counted
+from lit_inspect.counts import inflect
 
 log = logging.getLogger(__name__)
 
@@ -70,35 +70,30 @@ _ARCHIVES = (
 )
 _TYPES = (
     (
-        "image has a type that is not read",
-        "images have a type that is not read",
+        "[image has|images have] a type that is not read",
         _IMAGES,
-        "save them as PNG or TIFF",
+        "save [it|them] as PNG or TIFF",
     ),
-    ("archive is not read", "archives are not read", _ARCHIVES, "unpack them into files"),
+    ("[archive is|archives are] not read", _ARCHIVES, "unpack [it|them] into files"),
     (
-        "video is not read",
-        "videos are not read",
+        "[video is|videos are] not read",
         (".mp4", ".avi", ".mov", ".mkv"),
-        "save their frames as images",
+        "save [its|their] frames as images",
     ),
     (
-        "image is not a volume",
-        "images are not volumes",
+        "[image is not a volume|images are not volumes]",
         _READ_IMAGES,
-        "experiment=segmentation reads them",
+        "experiment=segmentation reads [it|them]",
     ),
     (
-        "volume is not an image",
-        "volumes are not images",
+        "[volume is not an image|volumes are not images]",
         _READ_VOLUMES,
-        "experiment=ct_segmentation reads them",
+        "experiment=ct_segmentation reads [it|them]",
     ),
     (
-        "volume has a type that is not read",
-        "volumes have a type that is not read",
+        "[volume has|volumes have] a type that is not read",
         (".nrrd", ".mha", ".mhd", ".mgz"),
-        "save them as NIfTI",
+        "save [it|them] as NIfTI",
     ),
 )
 
@@ -108,15 +103,13 @@ class Leftover:
     """Files that are not used for the same cause.
 
     Attributes:
-        one: The cause after the count 1, such as ``image has no label file``.
-        many: The cause after other counts, such as ``images have no label file``.
+        cause: The words after the count, such as ``images have no label file``.
         names: First names of the files, relative to the root.
         count: Number of files.
         cure: Key or command that would use them, or how they are treated.
     """
 
-    one: str
-    many: str
+    cause: str
     names: tuple[str, ...]
     count: int
     cure: str
@@ -126,7 +119,7 @@ class Leftover:
         names = ", ".join(map(escape, self.names))
         if self.count > len(self.names):
             names += f" and {self.count - len(self.names)} more"
-        return f"{counted(self.count, self.one, self.many)}: {names}; {self.cure}"
+        return f"{self.count} {self.cause}: {names}; {self.cure}"
 
 
 class Leftovers:
@@ -157,34 +150,43 @@ class Leftovers:
         volumes = [name for name in packed if name.lower().endswith(".nii.gz")]
         others = sorted(set(packed) - set(volumes))
         names_of = {**unread, ".gz": others, ".nii.gz": volumes}
-        for one, many, extensions, cure in _TYPES:
+        for cause, extensions, cure in _TYPES:
             names: list[str] = []
             for extension in set(extensions).difference(read):
                 names += names_of.get(extension, ())
-            self.add(one, many, sorted(names), cure)
+            self.add(cause, sorted(names), cure)
 
-    def add(self, one: str, many: str, names: Sequence[str], cure: str) -> None:
-        """Add files, and replace those that were added for the same cause; see `Leftover`."""
-        if names:
-            # The plural is the key, because no two causes share it.
+    def add(self, cause: str, names: Sequence[str], cure: str) -> None:
+        """Add files, and replace those that were added for the same cause.
+
+        Args:
+            cause: See `Leftover`, for one file and for several, as `inflect` reads it:
+                ``[image has|images have] no label file``.
+            names: Names of the files, relative to the root.
+            cure: See `Leftover`, for one file and for several; FILE becomes the first name.
+        """
+        count = len(names)
+        if count:
+            advice = inflect(cure, count).replace("FILE", names[0])
             first = tuple(names[:_MOST_NAMES])
-            self._entries[many] = Leftover(one, many, first, len(names), cure)
+            self._entries[cause] = Leftover(inflect(cause, count), first, count, advice)
 
     def add_split(
         self, split: str, names: Sequence[str], label: str, *, is_left_out: bool = False
     ) -> None:
         """Add all images of a split, none of which has a mask or a label."""
-        cure = f"add them, or choose other data.splits: without any, scores of {split} mean nothing"
+        cure = (
+            f"add [a {label}|{label}s], or choose other data.splits: without any, scores of "
+            f"{split} mean nothing"
+        )
         if is_left_out:
             cure = (
-                f"they are skipped, because it is unknown which are good: add a {label} for "
-                "each, or choose other data.splits"
+                "[it is skipped, because it is unknown whether it is good|they are skipped, because "
+                f"it is unknown which are good]: add a {label}[| for each], or choose other "
+                "data.splits"
             )
         self.add(
-            f"image is all of the split {split} and has no {label}",
-            f"images are all of the split {split} and have no {label}",
-            names,
-            cure,
+            f"[image is|images are] all of the split {split} and [has|have] no {label}", names, cure
         )
 
     def extend(self, others: "Leftovers") -> None:

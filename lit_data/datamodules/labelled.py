@@ -110,16 +110,12 @@ class LabelledFiles(InspectionFiles):
         for number, kind in enumerate(image_set.kinds):
             (named if kind else nameless).append(number)
         names = [self.name(image_set.images[number]) for number in nameless]
-        one, many = (
-            "image is not in the folder of a class",
-            "images are not in the folder of a class",
-        )
-        cure = "they are skipped; move them into one"
+        cause = "[image is|images are] not in the folder of a class"
+        cure = "[it is|they are] skipped; move [it|them] into one"
         if self.class_pattern is not None:
-            one = "image has no class by data.class_pattern"
-            many = "images have no class by data.class_pattern"
-            cure = "they are skipped"
-        self.leftovers.add(one, many, names, cure)
+            cause = "[image has|images have] no class by data.class_pattern"
+            cure = "[it is|they are] skipped"
+        self.leftovers.add(cause, names, cure)
         return image_set.keep(named)
 
     @property
@@ -281,12 +277,10 @@ class LabelledImageDataModule(InspectionDataModule):
         self.labels = np.array([number_of.get(kind, -1) for kind in self.image_kinds], np.int64)
         named = zip(self.source.names(self.bank), self.image_kinds, strict=True)
         others = [name for name, kind in named if kind and kind not in number_of]
-        cure = "they are not in any split; data.classes=null uses all"
         self.source.leftovers.add(
-            "image has a class that data.classes does not name",
-            "images have a class that data.classes does not name",
+            "[image has|images have] a class that data.classes does not name",
             others,
-            cure,
+            "[it is|they are] not in any split; data.classes=null uses all",
         )
         # Images of classes that were not requested are in no split, but are predicted.
         self.split_images = {

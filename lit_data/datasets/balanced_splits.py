@@ -116,15 +116,10 @@ class ImageSplitter:
         if self.leftovers is None:
             return
         if self.unmarked is not None:
-            cure = "they are scored as images, and not by their pixels"
+            cure = "[it is scored as an image|they are scored as images], not by [its|their] pixels"
             used = np.sort(np.concatenate(list(by_split.values())))
             names = self._list_names(used[self.unmarked[used]])
-            self.leftovers.add(
-                "image shows a defect that no mask marks",
-                "images show a defect that no mask marks",
-                names,
-                cure,
-            )
+            self.leftovers.add("[image shows|images show] a defect that no mask marks", names, cure)
         if self.has_mask is None:
             return
         is_unmasked = ~self._is_labelled(self.has_mask)
@@ -134,9 +129,9 @@ class ImageSplitter:
                 names = self._list_names(images)
                 self.leftovers.add_split(split, names, "mask", is_left_out=is_left_out)
                 is_unmasked[images] = False
-        cure = "they count as good; data.exclude skips them"
+        cure = "[it counts|they count] as good; data.exclude skips [it|them]"
         names = self._list_names(np.flatnonzero(is_unmasked))
-        self.leftovers.add("image has no mask", "images have no mask", names, cure)
+        self.leftovers.add("[image has|images have] no mask", names, cure)
 
     def add_unused(self, by_split: Mapping[str, Ints], is_good: Bools) -> None:
         """Report images with a defect that are in no split, because only good ones train."""
@@ -144,10 +139,9 @@ class ImageSplitter:
         if self.leftovers is not None and is_split:  # and not predicted
             used = np.concatenate(list(by_split.values()))
             names = self._list_names(np.setdiff1d(np.flatnonzero(~is_good), used))
-            cure = "training uses only good ones; those of val and test are scored"
+            cure = "training uses only good images; defects of val and test are scored"
             self.leftovers.add(
-                "image shows a defect and is not in any split",
-                "images show a defect and are not in any split",
+                "[image shows a defect and is|images show a defect and are] not in any split",
                 names,
                 cure,
             )

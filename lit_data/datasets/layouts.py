@@ -190,10 +190,11 @@ def find_labelled_set(
 def _add_repeating(leftovers: Leftovers, divider: FileDivider, division: Division) -> None:
     paths = without(divider.paths, [*division.images, *division.masks])
     leftovers.add(
-        "image is a rendering of a mask or of another image",
-        "images are renderings of masks or of other images",
+        "[image is a rendering of a mask or of another image"
+        "|images are renderings of masks or of other images]",
         list(map(divider.name, paths)),
-        "they are skipped; move them elsewhere if they are separate images",
+        "[it is skipped; move it elsewhere if it is a separate image"
+        "|they are skipped; move them elsewhere if they are separate images]",
     )
 
 
@@ -354,10 +355,10 @@ def leave_out_unlike(folder: Path, image_set: InspectionSet, leftovers: Leftover
     strays = [number for number in on_top if not _is_alike(image_set.images[number], known)]
     names = [image_set.images[number].name for number in strays]
     leftovers.add(
-        "image at the top level is unlike all images in the folders",
-        "images at the top level are unlike all images in the folders",
+        "[image at the top level is|images at the top level are] unlike all images in the folders",
         names,
-        "they are skipped; move them into a folder if they belong there",
+        "[it is skipped; move it into a folder if it belongs there"
+        "|they are skipped; move them into a folder if they belong there]",
     )
     return image_set.keep(sorted(set(range(len(image_set.images))).difference(strays)))
 

@@ -70,11 +70,10 @@ def list_items(
             an array.
         DataError: Arrays have a wrong shape or dtype, or a path is listed twice.
     """
-    for name, others in (("masks", masks), ("labels", labels)):
+    for name, others in (("mask", masks), ("label", labels)):
         if others is not None and len(others) != len(images):
-            # Without the s of masks or labels, which `counted` adds.
             raise ConfigError(
-                f"{counted(len(images), 'image')} and {counted(len(others), name[:-1])}: "
+                f"{counted(len(images), 'image')} and {counted(len(others), name)}: "
                 "give one for each"
             )
     if not len(images):

@@ -68,8 +68,7 @@ class NamedSplits(NamedTuple):
     def add_left_out(self, leftovers: Leftovers, names: Sequence[str]) -> None:
         """Report the images in no split as not used."""
         left_out = [names[number] for number in self.left_out.tolist()]
-        one, many = f"image is {self.rule}", f"images are {self.rule}"
-        leftovers.add(one, many, left_out, f"{TO_SHARE} uses all")
+        leftovers.add(f"[image is|images are] {self.rule}", left_out, f"{TO_SHARE} uses all")
 
 
 def find_named_splits(

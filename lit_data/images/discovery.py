@@ -25,7 +25,7 @@ from lit_inspect.counts import counted
 log = logging.getLogger(__name__)
 
 MATLAB = "of MATLAB (.mat)"
-MATLAB_CURE = "they are not read: save each mask as PNG, with the code in docs/masks.md"
+MATLAB_CURE = "MATLAB files are not read: save each mask as PNG, with the code in docs/masks.md"
 _FOREIGN = {".parquet", ".arrow", ".tar", ".bin", "state.json", "dataset_dict.json", "samples.json"}
 _FOREIGN |= {"dataset_info.json", "index.json"}
 """Names and suffixes of files in datasets of other libraries."""

@@ -24,7 +24,7 @@ _MOST_NOTES = 20  # that are logged
 log = logging.getLogger(__name__)
 
 OnBad = Literal["error", "skip"]
-SKIPPING = "data.on_bad=skip skips them"
+SKIPPING = "data.on_bad=skip skips bad files"
 
 
 def find_faults(sources: Sequence[ImageSource], decoder: Decoder) -> Problems:

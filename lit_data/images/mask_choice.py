@@ -24,7 +24,7 @@ from lit_data.images.masks import (
 )
 from lit_data.images.read_options import ReadOptions
 from lit_data.images.readers import read_image
-from lit_inspect.counts import counted
+from lit_inspect.counts import counted, inflect
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,11 @@ def choose_inversion(masks: Sequence[Path], options: MaskOptions) -> MaskOptions
     else:
         reason = "seen (data.mask_read.invert=photometric)"
         options = replace(options, invert="photometric")
-    log.info("%d masks store white as 0, and are read as they are %s", len(inverted), reason)
+    masks_are = inflect(
+        "[mask stores white as 0, and is read as it is|masks store white as 0, and are read as they are]",
+        len(inverted),
+    )
+    log.info("%d %s %s", len(inverted), masks_are, reason)
     return options
 
 

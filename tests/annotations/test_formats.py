@@ -72,10 +72,10 @@ def test_one_of_many_files_of_a_folder_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("purpose", "cure"),
     [
-        ("masks", "other masks are used first; data.exclude skips those"),
-        ("boxes", "data.annotations=b.json reads one of them"),
+        ("masks", "other masks are used first; data.exclude skips them"),
+        ("boxes", "data.annotations=b.json reads it"),
         ("classes", "experiment=segmentation trains on masks"),
-        ("pairs", "convert them to masks, and name their folder with data.masks"),
+        ("pairs", "convert it to masks, and name the folder of the masks with data.masks"),
     ],
 )
 def test_the_cure_is_that_of_the_reader(purpose: str, cure: str, tmp_path: Path) -> None:

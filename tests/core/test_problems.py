@@ -43,7 +43,7 @@ def test_many_problems_are_grouped_by_cause_and_end_with_the_headline_and_the_cu
     for number in range(10):
         problems.add(f"m/\x1b{number}.png", "lit\nbreak " + "abc"[number % 3] * (number + 1))
     with pytest.raises(DataError) as caught:
-        problems.raise_if_any("130 of 200 masks are bad", "data.on_bad=skip skips them")
+        problems.raise_if_any("130 of 200 masks are bad", "data.on_bad=skip skips bad files")
     lines = str(caught.value).split("\n")
     assert lines[:2] == [
         "  60 times, such as: values 0, 0",
@@ -53,7 +53,7 @@ def test_many_problems_are_grouped_by_cause_and_end_with_the_headline_and_the_cu
         "  7 more with 7 other causes",
         "130 of 200 masks are bad:",
         "  for 60: set data.mask_read.classes=60 here",
-        "  data.on_bad=skip skips them",
+        "  data.on_bad=skip skips bad files",
     ]
     assert len(lines) < 30
     assert len(caught.value.problems) == 130

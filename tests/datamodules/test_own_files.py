@@ -140,6 +140,7 @@ def test_paths_anywhere_have_the_masks_and_labels_of_the_lists(tmp_path: Path) -
         ([], {}, ConfigError, "there are no images"),
         ([[1]], {}, ConfigError, r"images\[0\] is a list: give a path or a NumPy array"),
         (["a.png"], {"masks": []}, ConfigError, "1 image and 0 masks: give one for each"),
+        (["a.png", "b.png"], {"labels": ["x"]}, ConfigError, "2 images and 1 label: give one for each"),
         (["a.png"], {"labels": ["a", "b"]}, ConfigError, "1 image and 2 labels"),
         (["a.png", "a.png"], {}, DataError, "a.png is listed twice"),
         ([np.zeros((3, 40, 40), np.uint8)], {}, DataError, r"images\[0\].*array.transpose\(1, 2, 0\)"),

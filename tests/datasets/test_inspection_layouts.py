@@ -93,7 +93,7 @@ def test_a_folder_of_masks_may_be_named_and_lie_anywhere(tmp_path: Path) -> None
         ("images/a.png masks/a.png masks/a_mask.png", r"a_mask\.png: a second mask of .*a\."),
         ("x/1.png y/1.png masks/1.png", r"masks/1\.png: a mask without an image of its name"),
         ("masks/a.png", r"no images but the masks in .*masks; check data\.root"),
-        ("a.mat", r"found 1 of MATLAB \(.mat\); they are not read: save each mask as PNG"),
+        ("a.mat", r"found 1 of MATLAB \(.mat\); MATLAB files are not read: save each mask as PNG"),
         ("a.txt", r"no image matches '\*\*/\*'; found 1 of another type"),
     ],
 )

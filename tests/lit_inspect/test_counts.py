@@ -2,7 +2,7 @@
 
 import pytest
 
-from lit_inspect.counts import counted, counted_of
+from lit_inspect.counts import counted, counted_of, inflect
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,16 @@ def test_the_verb_goes_with_the_count_and_the_noun_with_the_total(
     count: int, total: int, expected: str
 ) -> None:
     assert counted_of(count, total, "image", "is bad", "are bad") == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (0, "images have no mask; they are skipped [a|b|c] [x]"),
+        (1, "image has no mask; it is skipped [a|b|c] [x]"),
+        (2, "images have no mask; they are skipped [a|b|c] [x]"),
+    ],
+)
+def test_pairs_of_words_fit_the_count_and_other_brackets_stay(count: int, expected: str) -> None:
+    text = "[image has|images have] no mask; [it is|they are] skipped [a|b|c] [x]"
+    assert inflect(text, count) == expected

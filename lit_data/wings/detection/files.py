@@ -268,10 +268,9 @@ def _open_folder(
         patterns = ["*/images/**/*" if _has_image_folders(root) else "**/*"]
     listing = find_images(root, patterns=patterns, exclude=exclude, leftovers=leftovers)
     leftovers.add(
-        "image is outside of the folders of images",
-        "images are outside of the folders of images",
+        "[image is|images are] outside of the folders of images",
         leftovers.outside,
-        "move them there",
+        "move [it|them] there",
     )
     for pattern in _SIDE_FILES:
         for path in root.glob(pattern):
@@ -403,8 +402,8 @@ def _list_members(
         named.add_left_out(folder.leftovers, folder.names)
         unnamed -= set(named.left_out.tolist())
     left_out = [folder.names[number] for number in sorted(unnamed)]
-    one, many = "image is not in any COCO file", "images are not in any COCO file"
-    folder.leftovers.add(one, many, left_out, "they are skipped")
+    cause = "[image is|images are] not in any COCO file"
+    folder.leftovers.add(cause, left_out, "[it is|they are] skipped")
     return sorted(numbers)
 
 

@@ -29,7 +29,7 @@ from lit_data.wings.volumes.files.sparse import VolumeBank
 from lit_data.wings.volumes.files.sparse_store import SparseStore
 from lit_data.wings.volumes.sample_set import CTSampleSpec
 from lit_data.wings.volumes.shards import ShardedVolumeRoot, publish_volumes
-from lit_inspect.counts import counted, counted_of
+from lit_inspect.counts import counted, counted_of, inflect
 
 log = logging.getLogger(__name__)
 SampleKind = Literal["points", "windows"]
@@ -294,7 +294,7 @@ class CTSource(Source):
                 "put them next to NAME as NAME_labels, NAME_seg or NAME_mask, or in a folder "
                 "labelsTr next to imagesTr"
             )
-            self.leftovers.add("volume has no labels", "volumes have no labels", unlabelled, cure)
+            self.leftovers.add("[volume has|volumes have] no labels", unlabelled, cure)
 
     def _open_bank(self) -> tuple[Sequence[VolumeSource], VolumeBank]:
         if self.shards is not None:
@@ -395,7 +395,8 @@ class CTSource(Source):
                 "data.too_few=skip"
             )
             problems.raise_if_any(headline, cure)
-        problems.warn_if_any(log, f"{headline}; they are skipped")
+        skipped = inflect("[it is|they are] skipped", len(too_few))
+        problems.warn_if_any(log, f"{headline}; {skipped}")
         return set(too_few)
 
     def _describe_too_few(self, count: int) -> str:

@@ -164,7 +164,7 @@ def test_skip_leaves_out_bad_files(flat: Path, caplog: pytest.LogCaptureFixture)
     assert found.splits == {"train": [0, 1], "val": [2], "test": []}
     assert found.labels.ends.tolist() == [1, 1, 1]
     assert "labels/e.txt" in caplog.text
-    assert "1 of 4 images is bad; they are skipped" in caplog.text
+    assert "1 of 4 images is bad; it is skipped" in caplog.text
 
 
 def test_the_size_is_that_of_the_image_as_it_is_read(tmp_path: Path) -> None:

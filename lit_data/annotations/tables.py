@@ -189,7 +189,7 @@ def _match_labels(
         if first_label != label:
             problems.add(where, f"a second label {label!r} of {name}, beside {first_label!r}")
     for number, image in enumerate(images):
-        if not labels.get(number):
+        if number not in labels:
             problems.add(image, f"an image without a label in {source}")
     problems.raise_if_any(counted(len(problems), "label is bad", "labels are bad"), cure)
     return tuple(labels[number] for number in range(len(images)))

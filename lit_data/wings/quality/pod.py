@@ -271,14 +271,14 @@ def draw_curves(targets: Sequence[Target], result: dict[str, Any], path: Path) -
     kinds = _group(targets)
     columns = min(_COLUMNS, len(kinds))
     lines = -(-len(kinds) // columns)
-    figure, axes = new_axes(lines, columns, 2.4 * lines + 0.8, width_inches=3.0 * columns)
+    figure, axes = new_axes(lines, columns, 2.6 * lines + 0.8, width_inches=3.0 * columns)
     cells: list[Any] = list(axes.flat)
     for cell, of_kind, row in zip(cells, kinds.values(), result["kinds"], strict=False):
         _draw_kind(cell, of_kind, row)
     for cell in cells[len(kinds) :]:
         cell.set_axis_off()
-    title = "probability of detection over size, px; marks: defects found (1) and missed (0)"
-    save_figure(figure, path, title, ("a90/95",), (TRUE_COLOUR,))
+    # A short one, as a figure of one kind is narrow.
+    save_figure(figure, path, "probability of detection", ("a90/95",), (TRUE_COLOUR,))
 
 
 def _draw_kind(cell: Any, targets: Sequence[Target], row: dict[str, Any]) -> None:  # noqa: ANN401 - axes
@@ -303,6 +303,7 @@ def _draw_kind(cell: Any, targets: Sequence[Target], row: dict[str, Any]) -> Non
     ticks = [size for size in (2, 5, 10, 20, 50, 100, 200) if size <= sizes_px.max()]
     cell.set_xticks(ticks, [str(size) for size in ticks])
     cell.minorticks_off()
+    cell.set_xlabel("size, px (marks: found 1, missed 0)", fontsize=7)
     cell.tick_params(labelsize=7)
     words = row["note"].partition(":")[0] if bound_px is None else f"a90/95 {bound_px:.1f} px"
     cell.set_title(f"{row['kind']}\n{words}", fontsize=8)

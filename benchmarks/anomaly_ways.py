@@ -28,6 +28,7 @@ from typing_extensions import override
 
 from benchmarks import lite0
 from benchmarks.learning_sets import copy_images, read_split
+from benchmarks.plain_training import read_square
 from lit_data.models.pretrained.efficientnet_lite import EfficientNetLite
 
 SIZE_PX = 224
@@ -199,7 +200,7 @@ class Plain(AnomalyWay):
     @torch.no_grad()
     def _describe(self, paths: Sequence[Path]) -> tuple[Tensor, tuple[int, int]]:
         """Return features [N, F] of the places of images, and how many there are in an image."""
-        fine, coarse = self._encoder(torch.stack([_read(path) for path in paths]))
+        fine, coarse = self._encoder(torch.stack([read_square(path, SIZE_PX) for path in paths]))
         coarse = F.interpolate(coarse, size=fine.shape[2:], mode="bilinear")
         maps = F.avg_pool2d(torch.cat((fine, coarse), 1), 3, 1, 1)
         return maps.permute(0, 2, 3, 1).flatten(0, 2), (maps.shape[2], maps.shape[3])
@@ -210,13 +211,6 @@ def _run_command(command: str, *words: str) -> None:
 
     if main([command, *words]) != 0:
         raise RuntimeError(f"{command} ended with an error")
-
-
-def _read(path: Path) -> Tensor:
-    """Read an image as [3, H, W] in 0..1, squeezed to a square."""
-    image = np.asarray(cv2.imread(str(path), cv2.IMREAD_COLOR))[..., ::-1]
-    scaled = cv2.resize(image, (SIZE_PX, SIZE_PX), interpolation=cv2.INTER_AREA)
-    return torch.from_numpy(scaled).permute(2, 0, 1).float() / 255
 
 
 def write_map(image: Path, values: np.ndarray, out: Path) -> None:

@@ -9,9 +9,7 @@ import json
 import logging
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,16 +137,6 @@ def score_boxes(predictions: Boxes, truth: Boxes) -> float:
     evaluator.accumulate()
     # [IoU, recall, class, area, most boxes]
     return float(evaluator.eval["precision"][0, :, :, 0, -1].mean())
-
-
-def find_iou(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the intersection over union of two boxes (left, top, right, bottom)."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
-    if width <= 0 or height <= 0:
-        return 0.0
-    areas = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (one, other))
-    return width * height / (areas - width * height)
 
 
 class PlainNet(nn.Module):
@@ -328,16 +316,14 @@ def _choose_best(
         least: Score of a box.
     """
     best, flat = scores.flatten().topk(min(most, scores.numel()))
-    chosen: dict[int, list[Box]] = defaultdict(list)
-    for score, number in zip(best.tolist(), flat.tolist(), strict=True):
-        cell, class_number = divmod(number, scores.shape[1])
-        left, top, right, bottom = corners[cell].tolist()
-        box = Box(class_number, (left, top, right, bottom), score)
-        better = chosen[class_number]
-        is_new = all(find_iou(box.corners, other.corners) <= 0.5 for other in better)
-        if score > least and is_new:
-            better.append(box)
-    return list(chain.from_iterable(chosen.values()))
+    classes, boxes = flat % scores.shape[1], corners[flat // scores.shape[1]]
+    rectangles = torch.cat((boxes[:, :2], boxes[:, 2:] - boxes[:, :2]), 1)
+    values = rectangles.tolist(), best.tolist(), classes.tolist()
+    objects = []
+    for row in cv2.dnn.NMSBoxesBatched(*values, score_threshold=least, nms_threshold=0.5):
+        left, top, right, bottom = boxes[row].tolist()
+        objects.append(Box(int(classes[row]), (left, top, right, bottom), float(best[row])))
+    return objects
 
 
 def main(folder: Path, seed: int, seconds: float, out: Path) -> None:

@@ -11,7 +11,6 @@ import csv
 import sys
 from pathlib import Path
 
-import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -33,20 +32,13 @@ def make_net(name: str, classes: int) -> nn.Module:
     return ConvClassifier(classes)
 
 
-def read(path: Path) -> Tensor:
-    """Read an image as [3, H, W] float32 in 0..1, scaled to `SIZE_PX`."""
-    image = np.asarray(cv2.imread(str(path), cv2.IMREAD_COLOR))
-    scaled = cv2.resize(image, (SIZE_PX, SIZE_PX), interpolation=cv2.INTER_AREA)
-    return torch.from_numpy(scaled).permute(2, 0, 1).float() / 255
-
-
 def main(net_name: str, root: Path, seed: int, out: Path, times: list[int]) -> None:
     """Train, and write ``labels.csv`` of the test images after each of some times."""
     train, test = read_split(root, "train"), read_split(root, "test")
     classes = sorted({Path(name).parent.name for name in train})
     labels = torch.tensor([classes.index(Path(name).parent.name) for name in train])
-    train_images = torch.stack([read(root / name) for name in train])
-    test_images = torch.stack([read(root / name) for name in test])
+    train_images = torch.stack([plain_training.read_square(root / name, SIZE_PX) for name in train])
+    test_images = torch.stack([plain_training.read_square(root / name, SIZE_PX) for name in test])
     mean, deviation = train_images.mean(), train_images.std()
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)

@@ -1,9 +1,11 @@
-"""Training loop of the plain scripts."""
+"""Training loop of the plain scripts, and how they read images."""
 
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import cv2
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -42,3 +44,10 @@ def train(
         with torch.no_grad():
             predict(out / str(seconds))
         net.train()
+
+
+def read_square(path: Path, size_px: int) -> Tensor:
+    """Read an image as [3, S, S] float32 in 0..1, R, G, B, squeezed to a square."""
+    image = np.asarray(cv2.imread(str(path), cv2.IMREAD_COLOR))[..., ::-1]
+    scaled = cv2.resize(image, (size_px, size_px), interpolation=cv2.INTER_AREA)
+    return torch.from_numpy(scaled).permute(2, 0, 1).float() / 255

@@ -107,11 +107,6 @@ class SimulatedDevice:
         self._random = random.Random(seed)
         self.reset_peak()
 
-    @property
-    def largest_fit(self) -> int:
-        """Most samples of a piece while nobody else takes memory."""
-        return (self.limit_bytes - self.fixed_bytes) // self.sample_bytes
-
     def plan(self, point: Point = "forward_start", *, inner: str | None = None) -> FaultPlan:
         """Errors for pieces that do not fit, in every stage."""
         return FaultPlan(point, self._refuse, error=self._explain, stages=STAGES, inner=inner)

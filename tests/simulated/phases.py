@@ -24,10 +24,6 @@ class Phases:
         self.steps = 0
         self._inner = 0
 
-    def per_step(self) -> float:
-        """Waits in a training step, on average."""
-        return self.waits["train"].total() / max(self.steps, 1)
-
 
 @contextmanager
 def counting() -> Iterator[Phases]:

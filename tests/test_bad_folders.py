@@ -212,7 +212,7 @@ def test_many_bad_files_are_one_screen_and_all_are_listed_in_the_run_folder(
         "lit_data: 30 of 60 files are bad:",
         "  data.on_bad=skip skips bad files",
     ]
-    assert f"  all of them: {tmp_path}/run/problems.txt" in lines
+    assert f"  full list: {tmp_path}/run/problems.txt" in lines
     listed = (tmp_path / "run/problems.txt").read_text()
     assert all(f"set/{number:02}.png: " in listed for number in range(0, 60, 2))
 

@@ -291,7 +291,7 @@ def judge_absence(*, has_driver: bool, built_for: str | None) -> Finding:
         built_for: CUDA version that torch was built for; none of the CPU build.
     """
     if not has_driver:
-        remedy = "training runs on the CPU; small nets are quick enough"
+        remedy = "training runs on the CPU; small nets are fast enough"
         return Finding("note", "GPU", "none", remedy)
     if built_for is None:
         state = "present, but torch is the CPU build"

@@ -209,7 +209,7 @@ class _Guard(logging.Filter):
         except LitDataError:
             return text  # a full disk, say, is no reason to hide what is wrong
         lines = text.split("\n")
-        lines.insert(lines.index(headline), f"  all of them: {show_path(path)}")
+        lines.insert(lines.index(headline), f"  full list: {show_path(path)}")
         return "\n".join(lines)
 
 

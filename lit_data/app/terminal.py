@@ -273,7 +273,7 @@ def print_end(metrics: Mapping[str, Any], folder: Path) -> None:
     print_scores(metrics, "best checkpoint")
     if threshold := describe_threshold(metrics):
         print(threshold)
-    text = f"{metrics['seconds']:.0f} s"
+    text = f"time: {metrics['seconds']:.0f} s"
     speed = metrics.get("samples_per_s")
     if speed:
         text += f", {speed:.0f} samples/s in training"

@@ -83,10 +83,7 @@ class InspectionSet:
         line = f"{counted(len(self.images), 'image')}, masks {self.where}"
         missing_count = self.masks.count(None)
         if missing_count:
-            missing = counted(
-                missing_count, "image has none and counts", "images have none and count"
-            )
-            line += f", {missing} as good"
+            line += f", {counted(missing_count, 'image has none', 'images have none')}"
         return line + kinds
 
     def _describe_kinds(self) -> str:

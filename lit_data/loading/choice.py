@@ -112,7 +112,7 @@ def choose_workers(
 def _log_once(loader: str, choice: Choice) -> None:
     message = (loader, choice.kind, choice.workers)
     level = logging.DEBUG if message in _logged else logging.INFO
-    workers = counted(choice.workers, "worker")
+    workers = counted(choice.workers, "worker") if choice.workers else "no workers"
     log.log(level, "%s: %s, %s: %s", loader, choice.kind, workers, choice.reason)
     _logged.append(message)
 
@@ -176,8 +176,7 @@ def _choose(rows: RowWriter, layout: Layout, options: LoaderOptions, world_size:
     if not may_have_workers(rows, options):
         if must_be_apart:
             return Choice(kind="process", workers=1, reason=_KEEPS_FILES)
-        samples = counted(len(rows), "sample is", "samples are")
-        reason = f"{samples} fewer than {SAMPLES_PER_WORKER}"
+        reason = f"{counted(len(rows), 'sample')}, fewer than {SAMPLES_PER_WORKER}"
         return Choice(kind="inline", workers=0, reason=reason)
     if getattr(rows, "fetches", False) and not is_isolated(rows):
         workers = _count_workers("thread", num_workers, len(rows), world_size)

@@ -83,7 +83,7 @@ def test_the_end_is_one_table_and_repeats_no_sentence(
         ["iou", "0.5", "", ""],
         ["loss", "0.7", "0.8", ""],
     ]
-    assert "61 s, 170 samples/s in training\nspeed: the model takes 83% of the time\n" in out
+    assert "time: 61 s, 170 samples/s in training\nspeed: the model takes 83% of the time\n" in out
     assert out.endswith(f"report: {tmp_path / 'report.html'}\n")
     assert "chance" not in out
 

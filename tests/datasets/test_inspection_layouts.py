@@ -109,7 +109,7 @@ def test_a_folder_of_masks_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_line_says_what_was_found(tmp_path: Path) -> None:
     found = find_inspection_set(touch(tmp_path, "a/1.png", "a/1_mask.png", "b/2.png"))
-    line = "2 images, masks beside them (_mask), 1 image has none and counts as good"
+    line = "2 images, masks beside them (_mask), 1 image has none"
     assert found.describe() == f"{line} (a 1, b 1)"
     found = find_inspection_set(touch(tmp_path / "on_top", "a/1.png", "2.png"))
     hint = "data.exclude skips 2.png if it shows no part"

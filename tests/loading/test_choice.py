@@ -59,7 +59,7 @@ def test_threads_where_they_gain_and_processes_where_they_do_not(fake: Any) -> N
 
 def test_a_small_set_gets_no_workers_and_a_larger_one_no_more_than_it_can_feed(fake: Any) -> None:
     fake(0.01, gain=2)
-    assert (_choose(20).kind, _choose(20).reason) == ("inline", "20 samples are fewer than 32")
+    assert (_choose(20).kind, _choose(20).reason) == ("inline", "20 samples, fewer than 32")
     assert [_choose(length).workers for length in (32, 100, 255, 256, 10_000)] == [1, 3, 7, 8, 8]
     fake(1e-6, gain=2)
     assert _choose(10_000).reason == "a whole epoch takes 0.010 s"
@@ -99,7 +99,7 @@ def test_the_measurement_is_short_and_printed_once(caplog: pytest.LogCaptureFixt
         list(loader)
         list(loader)
     messages = [message for message in caplog.messages if "loader:" in message]
-    assert messages == [f"loader: inline, 0 workers: {loader.choice.reason}"]
+    assert messages == [f"loader: inline, no workers: {loader.choice.reason}"]
     assert loader.choice.reason.startswith("a whole epoch takes 0.0")
     assert loader.choice.thread_gain is not None
 
@@ -110,7 +110,7 @@ def test_each_stage_names_its_loader_and_says_so_once(caplog: pytest.LogCaptureF
         for stage in (*stages, "val", "test"):  # after training both are opened anew
             list(MicroBatchLoader(Asked(20), LoaderOptions(), stage=stage))
     assert caplog.messages == [
-        f"{stage} loader: inline, 0 workers: 20 samples are fewer than 32" for stage in stages
+        f"{stage} loader: inline, no workers: 20 samples, fewer than 32" for stage in stages
     ]
 
 

@@ -20,7 +20,7 @@ batch/ooms,batch/size,data/samples_per_s,epoch,memory/rss_bytes,step,test/dice,t
 ,,,2,,40,0.7,,,,
 """
 LOG = """\
-2026-01-31 12:00:00,001 INFO lit_data.loading.choice: loader: inline, 0 workers: a whole epoch takes 0.007 s
+2026-01-31 12:00:00,001 INFO lit_data.loading.choice: loader: inline, no workers: a whole epoch takes 0.007 s
 2026-01-31 12:00:05,001 WARNING lit_data.callbacks.adaptive.replay: batch 3: 16 samples at once ran out of memory; now 8
 2026-01-31 12:00:07,001 INFO lightning.pytorch.utilities.rank_zero: DataWaitMonitor: the model takes 89% of the time
 """

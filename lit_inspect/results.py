@@ -256,7 +256,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
     if not isinstance(value, str):
         return value
     text = escape(value)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+    return f"'{text}" if text.lstrip("'").startswith(("=", "+", "-", "@")) else text
 
 
 def _encode(values: ArrayRows | MapFile, part: slice) -> NDArray[np.uint16]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from lit_data.annotations.voc import NameIndex
 from lit_data.annotations.yolo import read_lines
 from lit_data.core.errors import DataError, Problems, show_path
+from lit_data.core.files import restore_cell
 from lit_data.core.opening import decode_text, open_source, read_whole
 from lit_data.images.discovery import check_inside, list_shown
 from lit_inspect.counts import counted
@@ -75,7 +76,8 @@ def read_table(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
             # Other tables may be in any encoding.
             text = decode_text(data)
             rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
-        return rows.fieldnames or (), list(rows)
+        restored = [{key: restore_cell(cell) for key, cell in row.items()} for row in rows]
+        return rows.fieldnames or (), restored
 
 
 def choose_column(columns: Sequence[str], known: Sequence[str]) -> str:

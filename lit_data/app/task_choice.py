@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
-
 from lit_data.app.configuration.tree import ConfigTree
 from lit_data.app.configuration.words import read_key, read_override
 from lit_data.core.addresses import is_remote
 from lit_data.core.errors import ConfigError, DataError, escape, show_path
+from lit_data.core.opening import open_source
 from lit_data.core.wings import recognize
+from lit_data.images.npy import read_array_header
 
 _OF_TRAINED = ("validate", "test", "predict", "calibrate", "pod", "benchmark")
 """Commands that take a checkpoint."""
@@ -100,8 +100,12 @@ def _recognize(root: str) -> Iterator[str]:
 
 
 def _is_volume(path: Path) -> bool:
-    """Return True for an array that is no image of one or some channels."""
-    if path.suffix != ".npy":
+    """Return True for an array that is no image of one or some channels, and can be read."""
+    if path.suffix.lower() != ".npy":
         return False
-    shape = np.load(path, mmap_mode="r", allow_pickle=False).shape
+    try:
+        with open_source(path) as stream:
+            shape = read_array_header(stream, path.stat().st_size).shape
+    except (DataError, OSError):
+        return False
     return (len(shape) == 3 and shape[-1] > _MOST_CHANNELS) or len(shape) > 3

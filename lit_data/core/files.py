@@ -268,8 +268,18 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
 
 
 def plain_cell(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
-    """Return a cell that spreadsheets do not treat as a formula."""
+    """Return a cell that spreadsheets do not treat as a formula, see `restore_cell`."""
     # Names of files and messages may not be trusted.
-    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return f"'{value}"
-    return value
+    return f"'{value}" if _is_formula(value) else value
+
+
+def restore_cell(cell: Any) -> Any:  # noqa: ANN401 - a cell of any type
+    """Return the value of a cell that `plain_cell` made."""
+    is_quoted = isinstance(cell, str) and cell.startswith("'") and _is_formula(cell[1:])
+    return cell[1:] if is_quoted else cell
+
+
+def _is_formula(value: object) -> bool:
+    """Return True for a text that a spreadsheet calculates, or one that `plain_cell` might have made."""
+    marks = ("=", "+", "-", "@", "\t", "\r")
+    return isinstance(value, str) and value.lstrip("'").startswith(marks)

@@ -18,10 +18,10 @@ from lit_data.core.files import explaining, replacing
 from lit_data.core.types import IGNORED, Array, Batch, Bools, Bytes, Size
 from lit_data.datasets.occupancy import is_defect
 from lit_data.predict.defects import find_defects
+from lit_data.predict.figure_texts import show_as_written
 from lit_inspect.regions import Defect
 
 log = logging.getLogger(__name__)
-
 
 TRUE_COLOUR = "#ff3b30"
 DISTRACTOR_COLOUR = "#34aadc"
@@ -480,12 +480,11 @@ def save_figure(
     """Write a figure with its title, and a legend of colored rings if there are any."""
     handles = []
     for colour, label in zip(colours, legend, strict=False):
-        ring = Line2D([], [], color=colour, label=label)
-        ring.set(marker="o", markerfacecolor="none", linestyle="")
-        handles.append(ring)
+        handles.append(Line2D([], [], color=colour, label=label, marker="o", mfc="none", ls=""))
     _leave_out_empty(figure)
     figure.suptitle(title, fontsize=11)
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+    show_as_written(figure)
     with explaining(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, sync=False) as file:  # nobody sees half of a picture

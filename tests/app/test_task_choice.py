@@ -52,6 +52,7 @@ def test_the_experiment_that_a_folder_looks_like_is_proposed(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("data.root=damaged", "no experiment is chosen, and damaged does not look like any: add"),
         (
             "data.root=empty",
             "no experiment is chosen, and empty does not look like any: add experiment",
@@ -69,6 +70,9 @@ def test_without_a_folder_that_tells_the_experiments_are_listed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
+    Path("damaged").mkdir()
+    for name, content in {"a.npy": b"", "b.npy": b"\x93NUMPY ?"}.items():
+        Path("damaged", name).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         api.start("fit", *words.split())
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from lit_data.core.errors import ConfigError, DataError
+from lit_data.core.files import write_table
 from lit_data.core.leftovers import Leftovers
-from lit_data.datasets.split_lists import find_list_files
+from lit_data.datasets.split_lists import find_list_files, read_split_table
 from lit_data.datasets.splits import Splits, find_named_splits, split_images
 
 NAMES = tuple(f"JPEGImages/{stem}.jpg" for stem in "abcdef")
@@ -150,6 +151,14 @@ def test_lists_of_links_out_of_the_root_are_refused(tmp_path: Path) -> None:
     (tmp_path / "set" / "train.txt").symlink_to(tmp_path / "out.txt")
     with pytest.raises(DataError, match="leads out of the data folder"):
         _split(tmp_path / "set")
+
+
+def test_the_table_of_a_run_names_images_that_a_spreadsheet_would_calculate(tmp_path: Path) -> None:
+    names = ["-10C/a.png", "+5V/a.png", "=a.png", "'=a.png", "'b'.png", "c.png"]
+    rows = [{"image": name, "split": "val"} for name in names]
+    write_table(tmp_path / "splits.csv", ["image", "split"], rows)
+    lists = read_split_table(tmp_path / "splits.csv")
+    assert [row for split in lists for row in split.rows] == names
 
 
 def test_images_that_are_skipped_may_be_listed(tmp_path: Path) -> None:

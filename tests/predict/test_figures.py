@@ -24,8 +24,10 @@ from lit_data.predict.figures import (
     list_outcomes,
     new_axes,
     number_classes,
+    open_figure,
     outline_mask,
     paint,
+    save_figure,
     shorten_name,
     shorten_names,
     show_stored,
@@ -216,6 +218,14 @@ def test_long_names_are_shortened_to_the_file() -> None:
     assert shorten_names(["images/0.png", "images/a_name_of_24_letters.png"])[0] == "0.png"
     assert shorten_names(["images/0.png"]) == ["0.png"]
     assert shorten_name("a_name_of_more_than_24_letters.png") == "…ore_than_24_letters.png"
+
+
+@pytest.mark.parametrize("name", ["\udcff\udcfe.png", "$^$.png", "a\nb.png"])
+def test_any_name_of_a_file_can_be_a_title(name: str, tmp_path: Path) -> None:
+    figure, cells = open_figure(1, ["image", name])
+    cells[0][0].set_title(name)
+    save_figure(figure, tmp_path / "a.png", name, [name])
+    assert cv2.imread(str(tmp_path / "a.png")).std() > 0
 
 
 def test_the_threshold_of_a_model_is_half_where_it_has_none() -> None:

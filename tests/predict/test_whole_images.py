@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from lit_data.core.errors import StoreError
-from lit_data.core.files import plain_cell
+from lit_data.core.files import plain_cell, restore_cell
 from lit_data.core.types import Array
 from lit_data.images.writing import write_png_parts
 from lit_data.predict.maps import ProbabilityMap
@@ -64,5 +64,7 @@ def test_a_map_from_a_file_has_the_values_of_one_in_memory() -> None:
 def test_no_text_is_a_formula() -> None:
     for formula in ("=1+1", "@x", "-a.png", "+"):
         assert plain_cell(formula) == f"'{formula}"
-    for value in (-3.5, "a=b", None):
+    for value in (-3.5, "a=b", None, "'a'"):
         assert plain_cell(value) == value
+    for value in ("=1+1", "-a.png", "'-a.png", "''@", "'a'", "'", "a", -3.5, None):
+        assert restore_cell(plain_cell(value)) == value

@@ -223,15 +223,15 @@ def _list_cures(evidence: Evidence) -> Iterator[str]:
         patches = ", or set data.size_px=null data.patch_px=128" if "patch_px" in data else ""
         yield (
             "small defects vanish when images are scaled down: raise "
-            f"data.size_px={data['size_px']}{patches}"
+            f"data.size_px above {data['size_px']}{patches}"
         )
     elif data.get("scale") is not None:
-        yield f"small defects vanish when images are scaled down: raise data.scale={data['scale']}"
+        yield f"small defects vanish when images are scaled down: raise data.scale above {data['scale']}"
     counts = Counter(kind != "good" for split, kind in evidence.splits if split == "train" and kind)
     count = counts[True] if trains_by_steps else counts[False]
     if 0 < count < _FEW_TO_LEARN:
-        kind = "defective image" if trains_by_steps else "good image"
-        yield f"train on more than {counted(count, kind)}"
+        kind = "defective image" if counts[False] else "image"  # no class may be of good parts
+        yield f"train on more than {counted(count, kind if trains_by_steps else 'good image')}"
     if _as_mapping(model.get("net")).get("weights", "") is None:
         yield "start from a pretrained net, see docs/pretrained.md"
     if not trains_by_steps:

@@ -226,8 +226,8 @@ class LabelledImageDataModule(InspectionDataModule):
             return ""
         names = ", ".join(self.classes or ()) or "none"
         return (
-            f"no class is known to hold good parts (classes: {names}), so images get no verdict: name "
-            "it if one does, such as 'data.good=[\"NAME\"]'"
+            f"no class is known to hold good parts (classes: {names}), so images get no verdict: if "
+            "one does, name it, such as 'data.good=[\"NAME\"]'"
         )
 
     @override

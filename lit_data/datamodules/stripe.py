@@ -23,7 +23,7 @@ from lit_data.images.bank import ImageBank
 from lit_data.images.store.store import cut_middle
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
-from lit_inspect.counts import counted
+from lit_inspect.counts import inflect
 from lit_inspect.layouts import ROLES
 from lit_inspect.references import MEASURED_PX, describe_misfits, find_limits, measure_fit
 
@@ -189,10 +189,11 @@ class StripeDataModule(ImageDataModule):
         all_names = self.source.names(self.bank)
         names = [all_names[number] for number in numbers.tolist()]
         log.info(
-            "%s has no masks: its %s scored as they are and with synthetic defects, so image "
-            "scores and thresholds are for synthetic defects",
+            "%s has no masks: its %d %s and with synthetic defects, so image scores and "
+            "thresholds are for synthetic defects",
             split,
-            counted(len(names), "image is", "images are"),
+            len(names),
+            inflect("[image is scored as it is|images are scored as they are]", len(names)),
         )
         return DrawnImages(self.bank, numbers, names, self.transformation, self.make_grid)
 

@@ -197,14 +197,14 @@ def test_a_threshold_says_how_sure_it_is(scores: dict[str, float], words: str) -
         (
             {"data": {"size_px": 256}},
             [],
-            "small defects vanish when images are scaled down: raise data.size_px=256; look",
+            "small defects vanish when images are scaled down: raise data.size_px above 256; look",
         ),
         (
             {"data": {"size_px": 256, "patch_px": None}},
             [],
-            "raise data.size_px=256, or set data.size_px=null data.patch_px=128; look",
+            "raise data.size_px above 256, or set data.size_px=null data.patch_px=128; look",
         ),
-        ({"data": {"scale": 0.5}}, [], "raise data.scale=0.5"),
+        ({"data": {"scale": 0.5}}, [], "raise data.scale above 0.5"),
         (
             {"model": {"net": {"weights": None}}},
             [],
@@ -220,6 +220,7 @@ def test_a_threshold_says_how_sure_it_is(scores: dict[str, float], words: str) -
             [("train", "good")] * 7,
             "train on more than 7 good images; see docs/anomaly.md",
         ),
+        ({}, [("train", "a")] * 3 + [("train", "b")] * 4, "train on more than 7 images; look"),
         ({}, [("train", "dent")] * 90, "What may help: look at predictions.png"),
     ],
 )

@@ -328,8 +328,8 @@ def _find_labels(
     folder.faults.raise_if_any()  # such as labels that match no image
     add_label_files(folder.leftovers, folder.root, "boxes", with_unknown=True)
     raise DataError(
-        f"{show_path(folder.root)}: no labels (data.label_format={wanted}); looked for YOLO "
-        f"text, COCO JSON and VOC XML in the places of docs/detection.md{folder.leftovers.quote()}"
+        f"{show_path(folder.root)}: no labels (data.label_format={wanted}): docs/detection.md lists "
+        f"the places where YOLO text, COCO JSON and VOC XML are read{folder.leftovers.quote()}"
     )
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 MAGIC = b"\x93NUMPY"
 
 _MOST_HEADER_BYTES = 10_000  # the same limit as in NumPy
-_LOCK = threading.Lock()
+NPY_LOCK = threading.Lock()
 """NumPy parses a header with `ast`, whose depth Python 3.11 counts for all threads together."""
 
 
@@ -39,25 +39,38 @@ def read_header(stream: BinaryIO, size_bytes: int) -> Header:
         ValueError: The array is damaged, does not contain numbers, or is longer than the file.
     """
     stream.seek(0)
-    text = _read_text(stream)
-    try:
-        with _LOCK:
-            shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(BytesIO(text))
-            shape = tuple(map(int, shape))
-    except Exception as error:  # NumPy passes on all errors of its parsers, also MemoryError
-        raise ValueError(f"damaged array header, {type(error).__name__}") from error
+    shape, is_fortran, dtype = parse_header(_read_text(stream))
     header = Header(shape, is_fortran, dtype, stream.tell())
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise ValueError(f"an array of {str(dtype)[:40]}, not one of numbers of up to 64 bits")
-    if any(length < 0 for length in shape):
-        raise ValueError(f"damaged array header, shape {str(shape)[:80]}")
     if size_bytes < header.offset + math.prod(shape) * dtype.itemsize:
         raise ValueError("truncated array")
     return header
 
 
+def parse_header(
+    text: bytes, most_bytes: int = _MOST_HEADER_BYTES
+) -> tuple[tuple[int, ...], bool, "np.dtype[Any]"]:
+    """Return shape, `Header.is_fortran` and dtype from the text of a header of any version.
+
+    Raises:
+        ValueError: It is damaged, or longer than allowed.
+    """
+    # Texts of all versions are read alike; only their length is stored differently.
+    stream = BytesIO(struct.pack("<I", len(text)) + text)
+    try:
+        with NPY_LOCK:
+            header = np.lib.format.read_array_header_2_0(stream, max_header_size=most_bytes)
+        shape = tuple(map(int, header[0]))
+    except Exception as error:  # NumPy hands on what its parsers raise, also MemoryError
+        raise ValueError(f"damaged array header, {type(error).__name__}") from error
+    if any(length < 0 for length in shape):
+        raise ValueError(f"damaged array header, shape {str(shape)[:80]}")
+    return shape, bool(header[1]), header[2]
+
+
 def _read_text(stream: BinaryIO) -> bytes:
-    """Return the text of a header, after its length in the form of version 2 of the format."""
+    """Return the text of a header, without its length."""
     start = stream.read(8)
     width = {1: 2, 2: 4, 3: 4}.get(start[6] if len(start) == 8 else 0)
     if not start.startswith(MAGIC) or width is None:
@@ -67,7 +80,10 @@ def _read_text(stream: BinaryIO) -> bytes:
         raise ValueError(
             f"an array header of {length} bytes, more than the maximum of {_MOST_HEADER_BYTES}"
         )
-    return struct.pack("<I", length) + stream.read(length)
+    text = stream.read(length)
+    if len(text) < length:
+        raise ValueError("truncated array header")
+    return text
 
 
 def read_array(stream: BinaryIO, size_bytes: int) -> NDArray[Any]:

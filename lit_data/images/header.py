@@ -17,7 +17,7 @@ from lit_data.images.header_raster import (
     read_png_header,
 )
 from lit_data.images.header_tiff import read_tiff_header
-from lit_data.images.npy import MAGIC, read_npy_header
+from lit_data.images.npy import read_npy_header
 from lit_data.images.read_options import (
     DEFAULT_READ,
     Kind,
@@ -25,6 +25,7 @@ from lit_data.images.read_options import (
     StoredImage,
     note_inversion,
 )
+from lit_inspect.npy import MAGIC
 
 EXTENSIONS: dict[str, Kind] = {
     ".png": "png",

@@ -2,26 +2,19 @@
 
 import math
 import re
-import struct
-import threading
 import zipfile
 from dataclasses import dataclass
-from io import BytesIO
 from typing import IO, Any, BinaryIO
 
 import numpy as np
 
 from lit_data.core.errors import DataError
 from lit_data.images.read_options import StoredImage
-
-MAGIC = b"\x93NUMPY"
+from lit_inspect.npy import MAGIC, parse_header
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_CHANNELS = 16
 """Longest first or last axis of a 3-D array that can be the channels."""
-
-NPY_LOCK = threading.Lock()
-"""Lock for `ast`, by which NumPy reads headers: Python 3.11 counts its depth for all threads together."""
 
 _PIXEL_DTYPES = "biuf"
 
@@ -32,10 +25,17 @@ _ENCRYPTED = 1  # flag bit
 
 @dataclass(frozen=True, slots=True)
 class NpyHeader:
-    """Shape and dtype of a stored array, whose values directly follow the header."""
+    """Form of a stored array, whose values directly follow the header.
+
+    Attributes:
+        shape: Lengths of its axes.
+        dtype: As stored.
+        is_fortran: True if the first axis runs fastest.
+    """
 
     shape: tuple[int, ...]
     dtype: "np.dtype[Any]"
+    is_fortran: bool
 
     @property
     def nbytes(self) -> int:
@@ -111,7 +111,7 @@ def read_array_header(stream: IO[bytes], size_bytes: int) -> NpyHeader:
             f"array header of {length} bytes; at most {min(size_bytes, MAX_HEADER_BYTES)} are "
             "allowed"
         )
-    header = _parse(stream.read(length), version=start[6])
+    header = _parse(stream.read(length))
     stored_bytes = size_bytes - 8 - width - length
     if stored_bytes != header.nbytes:
         raise DataError(
@@ -121,25 +121,16 @@ def read_array_header(stream: IO[bytes], size_bytes: int) -> NpyHeader:
     return header
 
 
-def _parse(text: bytes, *, version: int) -> NpyHeader:
-    if version == 1:
-        length = struct.pack("<H", len(text))
-        read = np.lib.format.read_array_header_1_0
-    else:
-        length = struct.pack("<I", len(text))
-        read = np.lib.format.read_array_header_2_0
+def _parse(text: bytes) -> NpyHeader:
     try:
-        with NPY_LOCK:
-            shape, _, dtype = read(BytesIO(length + text), max_header_size=MAX_HEADER_BYTES)
-    except Exception as error:  # NumPy hands on what its parsers raise
-        raise DataError(f"damaged array header ({type(error).__name__})") from error
+        shape, is_fortran, dtype = parse_header(text, MAX_HEADER_BYTES)
+    except ValueError as error:
+        raise DataError(str(error)) from error
     if dtype.hasobject:
         raise DataError(
             "array of Python objects; they could run code when loaded, save numbers instead"
         )
-    if any(length < 0 for length in shape):
-        raise DataError(f"damaged array header: shape {shape}")
-    return NpyHeader(tuple(int(length) for length in shape), dtype)
+    return NpyHeader(shape, dtype, is_fortran)
 
 
 def check_directory(members: list[zipfile.ZipInfo], max_total_bytes: int) -> None:

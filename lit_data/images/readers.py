@@ -21,8 +21,9 @@ from lit_data.images.header_raster import (
     refusing,
 )
 from lit_data.images.header_tiff import open_tiff
-from lit_data.images.npy import NPY_LOCK, find_channel_axis
+from lit_data.images.npy import find_channel_axis
 from lit_data.images.read_options import DEFAULT_READ, ReadOptions, StoredImage, invert, must_invert
+from lit_inspect.npy import NPY_LOCK
 
 _HARMLESS = re.compile(
     "extraneous bytes before marker|Invalid SOS parameters|Adobe color transform|JFIF revision|"

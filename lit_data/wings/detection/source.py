@@ -25,7 +25,6 @@ from lit_data.images.bank import ImageBank
 from lit_data.images.decoders import Decoder, ImageDecoder, ImageSource
 from lit_data.images.header_scan import find_faults, report_bad
 from lit_data.images.masks import MaskOptions
-from lit_data.images.npy import NPY_LOCK
 from lit_data.images.scaling import ScaledDecoder, Scaling
 from lit_data.images.scope import Scope, find_fault
 from lit_data.images.store.build import describe_options
@@ -39,6 +38,7 @@ from lit_data.wings.detection.files import (
 from lit_data.wings.detection.masks import find_mask_boxes
 from lit_data.wings.detection.sample_set import DetectionSampleSpec
 from lit_data.wings.detection.windows import Windows, choose_stride, cut_windows
+from lit_inspect.npy import NPY_LOCK
 
 BoxesFrom = Literal["labels", "masks"]
 

@@ -26,9 +26,9 @@ from lit_data.core.errors import (
 )
 from lit_data.core.progress import limit_threads
 from lit_data.images.decoders import DecodedSource, ImageSource
-from lit_data.images.npy import NPY_LOCK
 from lit_data.images.store.arrays import META_NAME
 from lit_data.images.store.store import DecodedStore
+from lit_inspect.npy import NPY_LOCK
 
 FINGERPRINT = '{"format": 1, "read": {"alpha": "error", "page": null}}'
 Usage = namedtuple("Usage", "total used free")

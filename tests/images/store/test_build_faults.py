@@ -20,8 +20,8 @@ import pytest
 
 from lit_data.core import temp as lock
 from lit_data.images.decoders import DecodedSource, ImageSource
-from lit_data.images.npy import NPY_LOCK
 from lit_data.images.store.store import DecodedStore
+from lit_inspect.npy import NPY_LOCK
 
 # Children are forked, so that they begin in a millisecond; they run no thread that was there
 # before.

@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 import zipfile
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,8 +13,6 @@ from lit_data.core.errors import DataError
 from lit_data.core.opening import check_regular, naming, open_source
 from lit_data.core.types import Array, Spacing, Triple
 from lit_data.images.npy import (
-    MAX_HEADER_BYTES,
-    NPY_LOCK,
     NpyHeader,
     check_directory,
     read_array_header,
@@ -27,6 +25,7 @@ from lit_data.wings.volumes.files.volume import (
     check_unpacked,
     import_medical,
 )
+from lit_inspect.npy import NPY_LOCK
 
 MAX_MEMBER_BYTES = 2**36
 """Maximum unpacked size of all members of an archive; they are never in memory at once."""
@@ -52,7 +51,7 @@ def open_npy(path: str, nan_fill: float | None) -> FileVolume:
     with open_source(path) as stream:
         header = read_array_header(stream, os.fstat(stream.fileno()).st_size)
         offset = stream.tell()
-        slices = MappedSlices(stream.fileno(), header, offset, is_fortran=_is_fortran(stream))
+        slices = MappedSlices(stream.fileno(), header, offset)
         return FileVolume(path, slices, StoredScale(header.dtype), nan_fill=nan_fill)
 
 
@@ -112,14 +111,13 @@ class MappedSlices:
         fd: File descriptor; may be closed afterwards.
         header: Header of the array.
         offset: Byte at which its values begin.
-        is_fortran: True if the first axis runs fastest.
     """
 
-    def __init__(self, fd: int, header: NpyHeader, offset: int, *, is_fortran: bool) -> None:
+    def __init__(self, fd: int, header: NpyHeader, offset: int) -> None:
         self._map = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-        order: Literal["C", "F"] = "F" if is_fortran else "C"
+        order: Literal["C", "F"] = "F" if header.is_fortran else "C"
         self._array = np.ndarray(header.shape, header.dtype, self._map, offset, order=order)
-        self._offset, self._is_fortran = offset, is_fortran
+        self._offset, self._is_fortran = offset, header.is_fortran
         self.shape: Triple = header.shape  # type: ignore[assignment]  # Volume checks the number of axes
 
     def read(self, begin: int, end: int) -> Array:
@@ -140,8 +138,7 @@ def _open_member(
     stream = archive.open(member)
     read_array_header(stream, member.file_size)
     offset = stream.tell()
-    is_fortran = _is_fortran(stream)
-    if not is_fortran:
+    if not header.is_fortran:
 
         def close() -> None:
             stream.close()
@@ -153,7 +150,7 @@ def _open_member(
         shutil.copyfileobj(stream, unpacked, 2**20)
         unpacked.flush()
         archive.close()
-        return MappedSlices(unpacked.fileno(), header, offset, is_fortran=True)
+        return MappedSlices(unpacked.fileno(), header, offset)
 
 
 def _choose(headers: dict[str, NpyHeader]) -> str:
@@ -177,19 +174,6 @@ def _read_npz_spacing(archive: zipfile.ZipFile, headers: dict[str, NpyHeader]) -
     with archive.open(f"{SPACING_NAME}.npy") as stream, NPY_LOCK:
         z, y, x = np.lib.format.read_array(stream, allow_pickle=False).astype(np.float64).tolist()
     return z, y, x
-
-
-def _is_fortran(stream: IO[bytes]) -> bool:
-    """Return True if the first axis of an array runs fastest; its header was checked before."""
-    stream.seek(0)
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        read_header = np.lib.format.read_array_header_1_0
-    else:
-        read_header = np.lib.format.read_array_header_2_0
-    with NPY_LOCK:
-        _, is_fortran, _ = read_header(stream, max_header_size=MAX_HEADER_BYTES)
-    return bool(is_fortran)
 
 
 def open_nifti(path: str, nan_fill: float | None) -> FileVolume:

@@ -19,6 +19,7 @@ from lit_data.app.configuration.words import find_typed
 from lit_data.app.quality import find_doubt
 from lit_data.app.remote_predictions import RemoteFolder
 from lit_data.app.result import PartlyDoneError
+from lit_data.app.resuming import check_splits
 from lit_data.app.shares import take_share
 from lit_data.app.trained import take_trained, warn_of_other_data
 from lit_data.core.addresses import is_remote
@@ -190,6 +191,8 @@ def prepare_prediction(
     model = build_model(cfg, trained=checkpoint)
     share.wait()  # the first rank of each machine has prepared the data
     datamodule.setup("predict")
+    if split is not None:
+        check_splits(cfg, checkpoint, datamodule.list_splits(), [split])
     task = find_task(datamodule)
     # Thresholds that validation chose lie among the weights.
     load_weights(model, checkpoint)

@@ -76,28 +76,34 @@ def take_resumed(cfg: DictConfig, start: Path) -> None:
         _take_option(cfg.model, name, trained[name], typed, start)
 
 
-def check_splits(cfg: DictConfig, start: Path, rows: Sequence[Mapping[str, str]]) -> None:
-    """Refuse to resume where images that were trained on would be scored, unless splits are typed.
+def check_splits(
+    cfg: DictConfig,
+    start: Path,
+    rows: Sequence[Mapping[str, str]],
+    splits: Sequence[str] = ("val", "test"),
+) -> None:
+    """Refuse to score images that were trained on, unless splits are typed.
 
     Random splits are others after an image was added to the folder or removed from it.
 
     Args:
-        cfg: The configuration of ``fit``.
-        start: The checkpoint.
+        cfg: The configuration.
+        start: The checkpoint, which is scored or resumed.
         rows: Split of each image now, from `BaseDataModule.list_splits`.
+        splits: Those that are scored.
 
     Raises:
-        ConfigError: Names the first such image and the splits of the run that is resumed.
+        ConfigError: Names the first such image and the splits of the run.
     """
     table = start.parent.parent / SPLIT_TABLE
     if not table.is_file() or not is_trained_root(read_record(start), cfg.data.get("root")):
         return
     trained = {row.rows[0] for row in read_split_table(table) if row.split == "train"}
-    scored = [row["image"] for row in rows if row["split"] != "train" and row["image"] in trained]
+    scored = [row["image"] for row in rows if row["split"] in splits and row["image"] in trained]
     if not scored:
         return
     text = (
-        f"{start} was trained on {counted(len(scored), 'image')} of the present val and test splits, "
+        f"{start} was trained on {counted(len(scored), 'image')} of the present {' and '.join(splits)}, "
         f"such as {show_path(scored[0])}"
     )
     if find_typed() & {f"data.{name}" for name in SPLITTING}:

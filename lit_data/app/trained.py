@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 
-from lit_data.app import EVALUATIONS
+from lit_data.app import ON_RUNS
 from lit_data.app.checkpoints import Look, absolute_root, look_at
 from lit_data.app.configuration.names import find_targets, resolve_target, to_plain
 from lit_data.app.configuration.words import find_typed, show_override
@@ -84,9 +84,10 @@ def _take_reading(
     """
     task = find_task_of(resolve_target(cfg.data._target_, "data"))
     typed = find_typed()
-    is_scored = cfg.get("command") in EVALUATIONS
+    command = cfg.get("command")
+    is_scored = command in ON_RUNS and command != "predict"
     # A generative model makes images, of which none are read.
-    is_predicted = cfg.get("command") == "predict" and Use.GENERATION not in task.uses
+    is_predicted = command == "predict" and Use.GENERATION not in task.uses
     if (is_scored or is_predicted) and "data.root" not in typed:
         _require_root(cfg.data, record, checkpoint)
     reading = {}

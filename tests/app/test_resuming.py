@@ -292,7 +292,7 @@ def test_images_that_were_trained_on_are_not_scored_where_the_folder_has_changed
     rows = [{"image": "a.png", "split": "test"}, {"image": "b.png", "split": "train"}]
     check_splits(cfg, start, rows)
     table.write_text("image,split\na.png,train\nb.png,train\nc.png,test\n")
-    text = r"trained on 1 image of the present val and test splits, such as a\.png, because .*/splits\.csv"
+    text = r"trained on 1 image of the present val and test, such as a\.png, because .*/splits\.csv"
     with pytest.raises(ConfigError, match=text):
         check_splits(cfg, start, rows)
     check_splits(cfg, start, rows[1:])

@@ -417,7 +417,7 @@ def _find_faults(
 ) -> Iterator[str]:
     image, category, box = entry.get("image_id"), entry.get("category_id"), entry.get("bbox")
     if not is_id(image, known):
-        yield f"image_id {quote(image)} is not one of the {len(known)} images of the file"
+        yield f"image_id {quote(image)} is not in the file, which has {counted(len(known), 'image')}"
     if not is_id(category, ids):
         name = ""
         if is_id(category, file.categories):

@@ -127,10 +127,8 @@ def choose_drawing(
     # and share the time; on the CPU they draw on the cores that train.
     delay_us = cpu_us / max(1, workers) if has_gpu else cpu_us
     is_by_workers = delay_us <= device_us
-    reason = (
-        f"a sample takes {device_us:.3g} us on the {device.type} and {cpu_us:.3g} us in each of "
-        f"{workers} workers"
-    )
+    worker_text = {0: "the main thread", 1: "a worker"}.get(workers, f"each of {workers} workers")
+    reason = f"a sample takes {device_us:.3g} us on the {device.type} and {cpu_us:.3g} us in {worker_text}"
     log.info(
         "synthetic defects are drawn by the %s: %s",
         "workers" if is_by_workers else "device",

@@ -238,8 +238,8 @@ class _Writes(Callback):
         samples = count_samples(batch)
         if len(answers) != samples:
             raise ConfigError(
-                f"predict_step of {type(pl_module).__name__} returned {len(answers)} answers for "
-                f"{samples} samples"
+                f"predict_step of {type(pl_module).__name__} returned {counted(len(answers), 'answer')} "
+                f"for {counted(samples, 'sample')}"
             )
         for answer in answers:
             self._add(answer)

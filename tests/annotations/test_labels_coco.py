@@ -58,7 +58,7 @@ def test_crowds_are_ignored_regions_and_counted(
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (box([0, 0, 9, 9], image=6), "image_id 6 is not one of the 2 images of the file"),
+        (box([0, 0, 9, 9], image=6), "image_id 6 is not in the file, which has 2 images"),
         *[
             (box([0, 0, 9, 9], value), "category_id .* is not allowed; allowed are 3, 90")
             for value in (1.5, "cat", "", None, -1, 4, True)

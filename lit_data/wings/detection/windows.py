@@ -14,6 +14,7 @@ from lit_data.core.mosaic import FILL, MosaicPlan
 from lit_data.core.types import Array, Doubles, FieldSpec, Floats, Ints, LookAhead, Size
 from lit_data.images.bank import ImageBank
 from lit_data.wings.detection.dataset import DetectionDataset
+from lit_inspect.counts import counted, inflect
 
 log = logging.getLogger(__name__)
 
@@ -256,13 +257,14 @@ def cut_windows(
             parts.append(np.hstack(columns).astype(np.float32))
         visible += int(is_visible.sum())
     if visible < len(labels.boxes):
+        skipped = len(labels.boxes) - visible
         log.warning(
-            "%d of %d boxes are skipped, because each window shows less than "
-            "data.min_visible=%g of them: set a larger data.patch_px, or a lower "
-            "data.min_visible",
-            len(labels.boxes) - visible,
-            len(labels.boxes),
+            "%d of %s skipped, because each window shows less than data.min_visible=%g of %s: "
+            "set a larger data.patch_px, or a lower data.min_visible",
+            skipped,
+            f"{counted(len(labels.boxes), 'box', 'boxes')} {inflect('[is|are]', skipped)}",
             least_visible,
+            inflect("[it|them]", skipped),
         )
     ends = np.cumsum(counts, dtype=np.int64)
     return Windows(windows, LabelTable(labels.classes, np.concatenate(parts), ends))

@@ -230,7 +230,7 @@ def check_views(counts: Mapping[str, int]) -> int:
     problems = list_problems([(name, _describe_count(counts[name])) for name in wrong])
     needed = "the same square number of views"
     if _is_square(usual):
-        needed = f"{usual} views as the others have"
+        needed = f"{counted(usual, 'view')} like the others"
     do_not = counted_of(len(wrong), len(counts), "object", "does not", "do not")
     raise problems.make_error(f"{do_not} have {needed}")
 
@@ -268,9 +268,9 @@ def _is_square(count: int) -> bool:
 
 def _describe_count(count: int) -> str:
     if _is_square(count):
-        return f"{count} views"
+        return counted(count, "view")
     root = max(1, math.isqrt(count))
-    return f"{count} views; the nearest squares are {root**2} and {(root + 1) ** 2}"
+    return f"{counted(count, 'view')}; the nearest squares are {root**2} and {(root + 1) ** 2}"
 
 
 class GANDataset(BankDataset):

@@ -208,8 +208,8 @@ class Mirror:
         most_bytes = self.options.max_bytes
         if most_bytes is not None and total_bytes > most_bytes:
             raise ConfigError(
-                f"{self.address}: {len(files)} files of {decimal(total_bytes)} ({total_bytes} "
-                f"bytes) exceed data.remote.max_bytes={most_bytes} ({decimal(most_bytes)}); "
+                f"{self.address}: {counted(len(files), 'file')} with {decimal(total_bytes)} in total "
+                f"({total_bytes} bytes), more than data.remote.max_bytes={most_bytes} ({decimal(most_bytes)}); "
                 "raise it, or narrow data.patterns"
             )
         # Old versions are replaced one by one, so their size is not counted.

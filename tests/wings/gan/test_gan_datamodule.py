@@ -123,7 +123,7 @@ def test_a_folder_of_views_is_an_object(cache: str, tmp_path: Path) -> None:
     (tmp_path / "B" / "15.png").unlink()
     with pytest.raises(
         DataError,
-        match=r"B: 3 views; the near(.|\n)*1 of 2 objects does not have 4 views as the others have",
+        match=r"B: 3 views; the near(.|\n)*1 of 2 objects does not have 4 views like the others",
     ):
         _data(cache, views="folders", **options)
 
@@ -146,7 +146,7 @@ def test_a_sheet_has_tiles_of_the_size_of_a_sample_or_as_many_as_it_is_told(
     _write(tmp_path / "3.png", (32, 32, 3))
     with pytest.raises(
         DataError,
-        match=r"3\.png: 4 views(.|\n)*1 of 4 objects does not have 9 views as the others have",
+        match=r"3\.png: 4 views(.|\n)*1 of 4 objects does not have 9 views like the others",
     ):
         _data(cache, root=str(tmp_path), views="sheet")
 

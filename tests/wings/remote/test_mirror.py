@@ -204,7 +204,9 @@ def test_links_are_refused_and_nothing_behind_them_is_touched(
 def test_too_much_is_refused_before_anything_is_read(
     reads: list[str], fetch: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    message = r"3 files of 10 bytes .* exceed data\.remote\.max_bytes=9 .*data\.patterns"
+    message = (
+        r"3 files with 10 bytes in total .* more than data\.remote\.max_bytes=9 .*data\.patterns"
+    )
     with pytest.raises(ConfigError, match=message):
         fetch(max_bytes=9)
     monkeypatch.setattr(mirror.shutil, "disk_usage", lambda _: SimpleNamespace(free=9))

@@ -95,7 +95,7 @@ def test_a_box_that_no_window_shows_is_reported(caplog: pytest.LogCaptureFixture
         )
     assert set(windows.labels.boxes[:, 0].tolist()) == {1}
     assert (
-        "1 of 2 boxes are skipped, because each window shows less than data.min_visible=0.5"
+        "1 of 2 boxes is skipped, because each window shows less than data.min_visible=0.5"
         in caplog.text
     )
 

@@ -153,7 +153,7 @@ def test_images_without_views_are_samples_by_themselves() -> None:
         (
             {"a": 16, "b": 15, "c": 16, "d": 9},
             "  b: 15 views; the nearest squares are 9 and 16"
-            "\n  d: 9 views\n2 of 4 objects do not have 16 views as the others have",
+            "\n  d: 9 views\n2 of 4 objects do not have 16 views like the others",
         ),
         (
             {"a": 8, "b": 8},

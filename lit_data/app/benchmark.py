@@ -72,7 +72,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         )
     suite = instantiate(cfg.suite)
     options = suite or read_options(BenchmarkOptions, cfg.benchmark, "benchmark")
-    machine = describe_machine(choose_device(options.device))
+    node = "suite" if suite else "benchmark"
+    machine = describe_machine(choose_device(options.device, f"{node}.device"))
     log.info("%s", print_machine(machine))
     metrics: dict[str, Any]
     if suite:

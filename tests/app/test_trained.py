@@ -181,7 +181,7 @@ def test_a_model_near_chance_gives_no_verdicts(trained: Path, tmp_path: Path) ->
     code, _, said = _predict(trained, tmp_path / "out", *words)
     assert code == 0
     assert (
-        "val/image_auroc of the model is 0.5, which is no better than chance: verdicts are unsure"
+        "val/image_auroc of the model is 0.5, which is no better than chance: all verdicts are unsure"
         in said
     )
     rows = (tmp_path / "out" / "images.csv").read_text().splitlines()[1:]

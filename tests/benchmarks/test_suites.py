@@ -4,11 +4,14 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
+import torch
+from omegaconf import OmegaConf
 
 from benchmarks import exported, seeds
 from benchmarks.__main__ import run as measure
@@ -109,6 +112,31 @@ def test_parts_that_would_start_too_late_are_left_out(
     first, second = read_table(tmp_path)
     assert (first["part"], first["value"]) == ("one", "1.5")
     assert (second["part"], second["what"]) == ("other", "left out")
+
+
+def test_an_answer_of_nan_is_no_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Predictor:
+        answers = iter([[1.0, 2.0], [1.5, float("nan")], [1.0, 2.0], [1.0, 2.25]])
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.values = next(self.answers)
+
+        def predict(self, _: Any) -> Iterator[tuple[int, torch.Tensor]]:
+            return enumerate(map(torch.tensor, self.values))
+
+    monkeypatch.setattr("benchmarks.gpu_parts.TiledPredictor", Predictor)
+    options: Any = SimpleNamespace(tile_px=8)
+    scene = DeviceScene(OmegaConf.create(), options, torch.device("cpu"))
+    results = [next(iter(PARTS["agreement"](scene))) for _ in range(2)]
+    assert [str(value) for _, value, _ in results] == ["nan", "0.25"]
+    assert {remark for *_, remark in results} == {"(too much)"}
+
+
+def test_a_device_that_is_not_there_is_named_by_its_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert measure(["gpu", *GPU_TOY, "suite.device=nowhere", f"hydra.run.dir={tmp_path}"]) == 2
+    assert "lit_data: suite.device='nowhere' cannot be used" in capsys.readouterr().err
 
 
 def test_what_fails_is_a_row_of_the_table() -> None:

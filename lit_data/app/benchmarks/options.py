@@ -90,11 +90,12 @@ class BenchmarkOptions:
         check_choice("benchmark.finish", self.finish, (True, False, "both"))
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, key: str = "benchmark.device") -> torch.device:
     """Return the device that batches go to.
 
     Args:
         name: `auto`, or a device of torch.
+        key: Its key in the configuration, for the message.
 
     Raises:
         ConfigError: There is no such device here.
@@ -106,5 +107,5 @@ def choose_device(name: str) -> torch.device:
         return torch.empty(1, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
-            f"benchmark.device={name!r} cannot be used ({first_line(error)}): choose auto or cpu"
+            f"{key}={name!r} cannot be used ({first_line(error)}): choose auto or cpu"
         ) from error

@@ -114,30 +114,41 @@ class PlainStripes(Dataset[Batch]):
         rng = np.random.default_rng()
         size_px = image.shape[1:]
         mask = np.zeros((1, *size_px), np.float32)
-        count = rng.integers(*spec.count, endpoint=True) if rng.random() < spec.probability else 0
+        count = int(rng.integers(*spec.count, endpoint=True)) * (rng.random() < spec.probability)
         true_count = rng.integers(*spec.true_count, endpoint=True)
         shapes = cast(Spot, spec.members[0]).spots
-        for number in range(count):
-            shape = shapes[rng.integers(len(shapes))]
-            y, x = rng.uniform((top, left), np.add((top, left), self.recipe.patch_px))
-            amplitude = np.float32(rng.uniform(*spec.amplitude) * rng.choice((-1, 1)))
-            reach = (shape.height_px, shape.width_px) if self.keeps_images else size_px
-            part = np.s_[
-                max(0, int(y) - reach[0]) : int(y) + reach[0] + 1,
-                max(0, int(x) - reach[1]) : int(x) + reach[1] + 1,
-            ]
-            down = np.arange(size_px[0], dtype=np.float32)[part[0], None] - y
-            across = np.arange(size_px[1], dtype=np.float32)[part[1]] - x
-            exponent = (down / shape.sigma_y_px) ** 2 + (across / shape.sigma_x_px) ** 2
-            is_inside = (abs(down) <= shape.height_px / 2) & (abs(across) <= shape.width_px / 2)
-            is_true = number < true_count
-            channels = np.arange(len(image)) == 0 if is_true else rng.random(len(image)) < 0.5
-            spot = amplitude * np.exp(-exponent / 2) * is_inside
-            image[:, *part] += channels[:, None, None] * spot
-            if is_true:
-                mask[:, *part] = np.maximum(mask[:, *part], is_inside)
+        low, high = spec.amplitude
+        # All numbers at once, as a call costs more than its numbers.
+        draws = rng.random((count, 5)).tolist()
+        is_shown = rng.random((count, len(image))) < 0.5
+        for number, (kind, down, across, strength, sign) in enumerate(draws):
+            shape = shapes[int(kind * len(shapes))]
+            y = top + down * self.recipe.patch_px[0]
+            x = left + across * self.recipe.patch_px[1]
+            amplitude = (low + strength * (high - low)) * (1 if sign < 0.5 else -1)
+            rows = _window(y, shape.height_px, size_px[0])
+            columns = _window(x, shape.width_px, size_px[1])
+            part = (rows, columns) if self.keeps_images else np.s_[:, :]
+            below = np.arange(size_px[0], dtype=np.float32)[part[0], None] - y
+            beside = np.arange(size_px[1], dtype=np.float32)[part[1]] - x
+            spot = np.exp(-((below / shape.sigma_y_px) ** 2) / 2) * amplitude
+            spot = spot * np.exp(-((beside / shape.sigma_x_px) ** 2) / 2)
+            if not self.keeps_images:
+                inside = np.zeros(size_px, np.float32)
+                inside[rows, columns] = 1
+                spot *= inside
+            if number < true_count:
+                is_shown[number] = np.arange(len(image)) == 0
+                mask[0, rows, columns] = 1
+            image[:, *part] += is_shown[number][:, None, None] * spot
         np.clip(image, 0, 1, out=image)
         return mask
+
+
+def _window(middle: float, length: int, side: int) -> slice:
+    """Return the pixels of one axis that a spot covers, within the image."""
+    first = round(middle) - (length - 1) // 2
+    return slice(max(0, first), min(side, first + length))
 
 
 def make_stripe_ways(

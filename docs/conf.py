@@ -160,9 +160,9 @@ def _heading(text: str, line: str) -> str:
 def _name_arguments(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
-    """A heading such as "Args, beside those of `Source`:" becomes one that Napoleon knows."""
+    """A heading such as "Args, in addition to those of `Source`:" becomes one that Napoleon knows."""
     for place, line in enumerate(lines):
-        if (match := re.fullmatch(r"Args, (beside those of .*):", line)) is not None:
+        if (match := re.fullmatch(r"Args, (in addition to those of .*):", line)) is not None:
             lines[place : place + 1] = [f"Arguments {match[1]}:", "", "Args:"]
 
 

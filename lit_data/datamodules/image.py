@@ -50,7 +50,7 @@ class ImageDataModule(ImageBatches):
     int64, (y, x) in px. The layout of the files determines the number of references of an image;
     see `StripeDataModule`. A subclass names its files in `source_type`.
 
-    Args, beside those of `MaskedImageFolder`:
+    Args, in addition to those of `MaskedImageFolder`:
         source: Files of images and masks; None makes them from the options.
         patch_px: Patch size, one number or (height, width).
         stride_px: Distance between patches; None places them side by side.

@@ -58,7 +58,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
     ``epoch``        [B] int64                epoch the sample was drawn for
     ===============  =======================  ==================================================================
 
-    Args, beside those of `InspectionFiles` and `BaseDataModule`:
+    Args, in addition to those of `InspectionFiles` and `BaseDataModule`:
         splits: Assignment of whole images to train, val and test. `auto` uses folders with these
             names, and a part of train if there is no val; otherwise 70 / 15 / 15 % of each kind of
             defect, of their classes and sizes, with byte-identical images in the same split.

@@ -95,7 +95,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
     validation treat each window as an image; `predict` joins the objects found in the windows of an
     image.
 
-    Args, beside those of `DetectionSource` and `BaseDataModule`:
+    Args, in addition to those of `DetectionSource` and `BaseDataModule`:
         size_px: (height, width) that whole images are scaled to fit, or one number; 320 by default.
             Excludes `patch_px`.
         patch_px: (height, width) of windows of images, or one number; None takes whole images.

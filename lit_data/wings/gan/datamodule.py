@@ -221,7 +221,7 @@ class GANDataModule(BaseDataModule[GANDataset]):
     number of the elevation * k + number of the azimuth. Views are in a folder for each object,
     sorted by name, or are the tiles of a sheet, row by row. A split has whole objects.
 
-    Args, beside those of `GANSource` and `BaseDataModule`:
+    Args, in addition to those of `GANSource` and `BaseDataModule`:
         splits: Splits of the images, or objects, as in `split_images`; or `same`: each split has
             all of them, as is usual for metrics of generated images.
         image_px: Size of a sample, one number or (height, width).

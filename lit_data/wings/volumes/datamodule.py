@@ -166,7 +166,7 @@ class CTDataModule(BaseDataModule[CTDataset]):
     windows. Distances are measured from a voxel's center to the nearest center of the other kind,
     and are negative in the occupied set.
 
-    Args, beside those of `CTSource` and `BaseDataModule`:
+    Args, in addition to those of `CTSource` and `BaseDataModule`:
         sample: `points` or `windows`.
         window: Name of a window of `lit_data.wings.volumes.files.hounsfield.WINDOWS`, or (center,
             width) in HU.

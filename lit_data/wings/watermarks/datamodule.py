@@ -198,7 +198,7 @@ class WatermarkDataModule(ImageDataModule):
     Training patches are cut at random; those of the other stages are on a grid and have the same
     watermarks in every epoch. Prediction takes the grid of all images, without drawing watermarks.
 
-    Args, beside those of `WatermarkFiles` and `ImageDataModule`:
+    Args, in addition to those of `WatermarkFiles` and `ImageDataModule`:
         samples_per_image: Training patches of each image in an epoch.
         progressive: Sizes of training patches by epoch, instead of `patch_px`: pairs (first epoch,
             side in px), or a `ProgressiveSize`.

@@ -18,6 +18,7 @@ from lit_data.app.cli import Parser
 from lit_data.app.configuration.model_choice import WITHOUT_WEIGHTS
 from lit_data.app.configuration.words import read_override, write_override
 from lit_data.app.remote_runs import RECORDS, fetching_runs
+from lit_data.app.run_folder import SPLIT_TABLE, SPLITTING
 from lit_data.app.untrusted import as_dict, find_config_dir, read_text
 from lit_data.core.addresses import is_remote
 from lit_data.core.errors import ConfigError, DataError, escape, first_line, show_path
@@ -43,6 +44,7 @@ _OF_SCORES = ("experiment", "name", "data", "model", "synthesis", "augment", "se
 """First parts of keys that scores and predictions depend on; others say where results go, and how fast."""
 _OF_IMAGES = ("data.root", "data.splits")
 """Keys of the images that were trained on."""
+_OF_SPLITS = tuple(f"data.{name}" for name in SPLITTING)
 _CACHES = ("paths.cache", "data.cache_dir")
 """Keys of the places of decoded data, which are those of this machine unless they are typed."""
 _PATHS: Mapping[str, Sequence[str]] = {
@@ -324,11 +326,31 @@ def _read_training(command: str, run: str) -> Started:
 def _join_run(started: Started, run: str, typed: Sequence[str]) -> OnRun:
     address = run if is_remote(run) else str(Path(run).resolve())
     typed = [_make_absolute(override) for override in typed]
+    without = [*_OF_TRAINING]
     has_path = any(_find_path(override) for override in typed if override.startswith("ckpt="))
     if not has_path:  # which is given in the place of a run
         typed = [write_override("run", address), *typed]
-    overrides = started.replace(typed, without=_OF_TRAINING)
-    return OnRun(overrides, started.config_dir)
+    if is_there(Path(run) / SPLIT_TABLE) and not _chooses_images(started, typed):
+        # The table has the splits of the training, also after images were added or removed.
+        without += _OF_SPLITS
+    return OnRun(started.replace(typed, without=without), started.config_dir)
+
+
+def _chooses_images(started: Started, typed: Sequence[str]) -> bool:
+    """Return True if what is typed chooses other images than those of the run, or other splits."""
+    if {_read_key(override) for override in typed} & set(_OF_SPLITS):
+        return True
+    root = _find_root(typed, Path())
+    return root is not None and root != _find_root(started.overrides, started.folder)
+
+
+def _find_root(overrides: Sequence[str], folder: Path) -> str | None:
+    """Return the root of overrides, whose relative path is below a folder; None if they have none."""
+    texts = [
+        read_override(override) for override in overrides if _read_key(override) == "data.root"
+    ]
+    text = texts[-1] if texts else None
+    return text if text is None or _IS_ADDRESS(text) else os.path.realpath(folder / text)
 
 
 def _find_path(override: str) -> str | None:

@@ -21,8 +21,8 @@ from lit_data.app.configuration.model_choice import WITHOUT_WEIGHTS
 from lit_data.app.configuration.names import to_plain
 from lit_data.app.configuration.words import find_choice, find_typed, show_override
 from lit_data.app.record import read_record
-from lit_data.app.run_folder import SPLIT_TABLE
-from lit_data.app.trained import SPLITTING, is_trained_root, list_targets, take_model
+from lit_data.app.run_folder import SPLIT_TABLE, SPLITTING
+from lit_data.app.trained import is_trained_root, list_targets, take_model
 from lit_data.core.errors import ConfigError, escape, show_path
 from lit_data.core.files import flatten
 from lit_data.core.lightning_internals import load_waiting_states

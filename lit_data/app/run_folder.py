@@ -16,6 +16,8 @@ AUTO = "auto"
 """Value of `resume` that goes on in the folder of the run itself."""
 SPLIT_TABLE = "splits.csv"
 """Of a run: the split of each image, as `data.splits` takes it."""
+SPLITTING = ("splits", "split_seed", "folds", "fold", "groups", "near_duplicates", "protocol")
+"""Options of the data that decide which images are of which split."""
 _MARK = ".hydra"
 """Folder that the first start makes: no second one can make it too."""
 

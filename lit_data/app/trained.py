@@ -15,7 +15,7 @@ from lit_data.app import ON_RUNS
 from lit_data.app.checkpoints import Look, absolute_root, look_at
 from lit_data.app.configuration.names import find_targets, resolve_target, to_plain
 from lit_data.app.configuration.words import find_typed, show_override
-from lit_data.app.run_folder import SPLIT_TABLE
+from lit_data.app.run_folder import SPLIT_TABLE, SPLITTING
 from lit_data.core.errors import ConfigError, escape
 from lit_data.core.files import flatten
 from lit_data.images.bank import ImageBank
@@ -30,10 +30,10 @@ _NEAR_GREY = 0.15  # of the value range: sets whose mean grey levels are so near
 _PLAIN_TARGETS = ("lit_data.models.", "torch.optim.", "torch.nn.")
 _OF_WING = re.compile(r"lit_data\.wings\.\w+\.\w+")
 _OUR_KINDS = "lit_data."
-SPLITTING = ("splits", "split_seed", "folds", "fold", "groups", "near_duplicates", "protocol")
-"""Options that decide which images are of which split."""
 _EXCLUSIVE = ({"size_px", "scale"}, {"size_px", "patch_px"})
 """Options of which one alone may be set."""
+_BESIDE_A_TABLE = {"folds": None, "fold": 0, "protocol": "auto"}
+"""Values of options that split images in another way than a table of splits."""
 
 
 def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
@@ -237,6 +237,9 @@ def _take_splits(data: DictConfig, table: Path, typed: set[str]) -> None:
         return
     log.info("the same splits as in training: %s", show_override("data.splits", str(table)))
     data.splits = str(table)
+    for name, value in _BESIDE_A_TABLE.items():
+        if name in data:
+            data[name] = value
 
 
 def _list_differences(here: Any, there: Any) -> list[str]:  # noqa: ANN401 - plain data

@@ -87,6 +87,29 @@ def test_a_run_folder_does_not_choose_where_predictions_go(run: Path) -> None:
     assert keys == {"experiment", "data", "seed", "run"}
 
 
+@pytest.mark.parametrize(
+    ("typed", "are_asked"),
+    [
+        ([], False),
+        (["data.root=images"], False),
+        (["data.root=others"], True),
+        (["data.folds=4"], True),
+    ],
+)
+def test_the_splits_of_a_run_are_those_of_its_table(
+    typed: list[str], are_asked: bool, run: Path
+) -> None:
+    path = run / ".hydra/config.yaml"
+    path.write_text(path.read_text().replace("command: show", "command: fit"))
+    _add_words(run, "data.root=images", "data.split_seed=3", "data.groups=lot")
+    words = {"data.split_seed=3", "data.groups=lot"}
+    assert words <= set(take_run("test", str(run), typed).overrides)
+    (run / "splits.csv").write_text("image,split\n")
+    taken = words & set(take_run("test", str(run), typed).overrides)
+    (run / "splits.csv").unlink()
+    assert taken == (words if are_asked else set())
+
+
 @pytest.mark.parametrize("key", ["paths.cache", "data.cache_dir"])
 def test_a_run_folder_does_not_choose_where_decoded_data_lie(
     key: str, run: Path, folder: Path

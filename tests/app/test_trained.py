@@ -124,6 +124,7 @@ def test_a_checkpoint_tells_its_experiment_and_its_splits(
     assert main(["test", *(word.format(**places) for word in words), *out, "trainer=cpu"]) == 0
     said = (tmp_path / "out/test.log").read_text()
     assert re.search(rf"splits: train .*, test {count}\b", said)
+    assert ("the same splits as in training" in said) == ("data.splits=auto" not in words)
     assert json.loads((tmp_path / "out/summary.json").read_text())["experiment"] == "segmentation"
 
 

@@ -352,7 +352,7 @@ def restoring(start: Path | None, trainer: Trainer, model: LightningModule) -> I
         return
     content: Mapping[str, Any] = {}
     if not start.is_dir():  # in pieces, one of each rank
-        content = read_checkpoint(start, mapped=True)
+        content = read_checkpoint(start, mapped=True, verify=False)  # which was done before
         _check_weights(content, model, start)
         _check_states(content, trainer, start)
     try:

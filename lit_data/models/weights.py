@@ -32,6 +32,7 @@ _STATES = (
 _MOST_PREFIXES = 32
 _MOST_VALUES = 2_000_000  # in lists and dicts of a checkpoint
 _MOST_REPEATED_BYTES = 2**24  # of tensors that repeat what is stored, as `expand` makes them
+_BLOCK_BYTES = 2**20
 _SHOWN = 3  # names in a message
 _RGB = 3
 _UNDERSCORED = "_conv_stem.weight"
@@ -156,15 +157,16 @@ def _drop_underscores(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix("_").replace("._", "."): tensors[name] for name in tensors}
 
 
-def read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
+def read_checkpoint(path: Path, *, mapped: bool = False, verify: bool = True) -> Mapping[str, Any]:
     """Return the content of a torch file on the host; only plain data is unpickled.
 
     Args:
         path: File to read.
         mapped: Leave the tensors on the disk until they are accessed.
+        verify: Compare all bytes with their CRC-32, which torch writes and does not check.
 
     Raises:
-        StoreError: The file is not a torch file.
+        StoreError: The file is not a torch file, or is damaged.
     """
     try:
         check_regular(path)
@@ -172,7 +174,10 @@ def read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
         raise StoreError(f"{path} is not a readable checkpoint: {error}") from error
     try:
         # Of other files torch has another way to say that they are none.
-        mapped = mapped and zipfile.is_zipfile(path)
+        is_zip = zipfile.is_zipfile(path)
+        mapped = mapped and is_zip
+        if verify and is_zip:
+            _check_sums(path)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:  # whose text recommends to run what the file says
         raise StoreError(
@@ -186,6 +191,7 @@ def read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
         TypeError,
         ValueError,
         OSError,
+        zipfile.BadZipFile,
     ) as error:
         reason = "it is damaged, or torch did not write it"
         if isinstance(error, OSError):
@@ -198,6 +204,25 @@ def read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
     except ValueError as error:
         raise StoreError(f"{path} is not a readable checkpoint: {error}") from error
     return content
+
+
+def _check_sums(path: Path) -> None:
+    """Compare the records of a zip file with their CRC-32.
+
+    Raises:
+        BadZipFile: A record differs, or the file is cut off.
+    """
+    with zipfile.ZipFile(path) as archive:
+        records = archive.infolist()
+        # In a file of somebody else, records may overlap or expand to any size; torch stores plain ones.
+        if sum(record.file_size for record in records) > path.stat().st_size:
+            return
+        for record in records:
+            # 0 where `torch.serialization.set_crc32_options` turned it off
+            if record.CRC and record.compress_type == zipfile.ZIP_STORED:
+                with archive.open(record) as stream:
+                    while stream.read(_BLOCK_BYTES):
+                        pass
 
 
 def _check_content(content: Mapping[str, Any]) -> None:

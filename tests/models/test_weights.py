@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.serialization import set_crc32_options
 from torch.testing import assert_close
 
 from lit_data.core.errors import DataError, StoreError
@@ -100,6 +102,14 @@ def _tensors(value: Tensor) -> dict[str, Tensor]:
     return {"head.weight": value.expand(1, 4, 1, 1)}
 
 
+def _flip_bit(path: Path) -> Path:
+    """Change one bit of a weight."""
+    data = path.read_bytes()
+    weight = np.float32(0.3).tobytes()
+    assert data.count(weight) == 1
+    return _written(path, data.replace(weight, np.float32(0.4).tobytes()))
+
+
 UNREAD = "is not a readable checkpoint"
 REFUSED = {
     "missing": (lambda at: at / "no.pt", DataError, "no.pt: no such file; .* give a .pt"),
@@ -117,6 +127,11 @@ REFUSED = {
     ),
     "text": (lambda at: _written(at / "a.pth", b"hello"), StoreError, UNREAD),
     "empty": (lambda at: _written(at / "a.pt", b""), DataError, "0 bytes; give a .pt"),
+    "bit": (
+        lambda at: _flip_bit(_save(_tensors(torch.tensor(0.3)), at / "a.pt")),
+        StoreError,
+        f"{UNREAD}: it is damaged",
+    ),
     "list": (lambda at: _save([torch.ones(2)], at / "a.pt"), StoreError, "it holds a list"),
     "numbers": (lambda at: _save({"epoch": 1}, at / "a.pt"), StoreError, "its keys are epoch"),
     "nothing fits": (
@@ -148,6 +163,17 @@ def test_refused_in_one_line(case: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert "\n" not in str(caught.value)
     assert not Path("hostile").exists()
     assert all(torch.equal(weight, before[name]) for name, weight in net.state_dict().items())
+
+
+def test_a_file_without_checksums_is_read(tmp_path: Path) -> None:
+    first = UNet(width=4, depth=1)
+    path = tmp_path / "a.pt"
+    set_crc32_options(False)
+    try:
+        _save(first.state_dict(), path)
+    finally:
+        set_crc32_options(True)
+    assert torch.equal(UNet(width=4, depth=1, weights=path).head.weight, first.head.weight)
 
 
 def test_safetensors_are_read_and_damaged_ones_refused(tmp_path: Path) -> None:

@@ -338,7 +338,7 @@ def _join_run(started: Started, run: str, typed: Sequence[str]) -> OnRun:
 
 def _chooses_images(started: Started, typed: Sequence[str]) -> bool:
     """Return True if what is typed chooses other images than those of the run, or other splits."""
-    if {_read_key(override) for override in typed} & set(_OF_SPLITS):
+    if not set(_OF_SPLITS).isdisjoint(map(_read_key, typed)):
         return True
     root = _find_root(typed, Path())
     return root is not None and root != _find_root(started.overrides, started.folder)
@@ -346,11 +346,13 @@ def _chooses_images(started: Started, typed: Sequence[str]) -> bool:
 
 def _find_root(overrides: Sequence[str], folder: Path) -> str | None:
     """Return the root of overrides, whose relative path is below a folder; None if they have none."""
-    texts = [
-        read_override(override) for override in overrides if _read_key(override) == "data.root"
-    ]
-    text = texts[-1] if texts else None
-    return text if text is None or _IS_ADDRESS(text) else os.path.realpath(folder / text)
+    root = None
+    for override in overrides:
+        if _read_key(override) == "data.root":
+            root = read_override(override)  # the last one counts
+    if root is None or _IS_ADDRESS(root):
+        return root
+    return os.path.realpath(folder / root)
 
 
 def _find_path(override: str) -> str | None:

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lit_data.app.configuration.tree import ConfigTree
 from lit_data.app.configuration.words import read_key, read_override
@@ -12,6 +13,9 @@ from lit_data.core.errors import ConfigError, DataError, escape, show_path
 from lit_data.core.opening import open_source
 from lit_data.core.wings import recognize
 from lit_data.images.npy import read_array_header
+
+if TYPE_CHECKING:
+    from lit_data.datasets.layouts import InspectionSet
 
 _OF_TRAINED = ("validate", "test", "predict", "calibrate", "pod", "benchmark")
 """Commands that take a checkpoint."""
@@ -93,10 +97,27 @@ def _recognize(root: str) -> Iterator[str]:
     trained = {kind for path, kind in kinds.items() if "train" in path.relative_to(folder).parts}
     if images.layout == "anomaly" or (trained or set(images.kinds)) == {"good"}:
         yield "anomaly"
-    elif images.layout == "none" and len(set(images.kinds) - {""}) > 1:
+    elif images.layout == "none" and _has_labels(folder, images):
         yield "classification"
     if images.layout != "none":
         yield "segmentation"
+
+
+def _has_labels(folder: Path, images: "InspectionSet") -> bool:
+    """Return True if folders, a table or lists name at least two classes of images."""
+    from lit_data.annotations.tables import read_labels, read_list_labels
+
+    labels: Sequence[str] = images.kinds
+    if not any(labels):
+        try:
+            listed = read_labels(folder, images.images, images.excluded)
+            listed = listed or read_list_labels(folder, images.images, images.excluded)
+        except DataError:  # the command lists what is wrong with them
+            return True
+        if listed is None:
+            return False
+        labels = listed.labels
+    return len(set(labels) - {""}) > 1
 
 
 def _is_volume(path: Path) -> bool:

@@ -16,11 +16,21 @@ TREES = {
     "segmentation": ("images/a.png", "images/b.png", "masks/a.png", "masks/b.png"),
     "segmentation beside": ("a.png", "b.png", "a_mask.png", "b_mask.png"),
     "classification": ("cat/a.png", "cat/b.png", "dog/c.png", "dog/d.png"),
+    "classification by a table": ("a.png", "b.png", "labels.csv"),
+    "classification by lists": ("images/a.png", "images/b.png", "train.txt", "val.txt"),
     "anomaly": ("train/good/a.png", "train/good/b.png", "test/good/c.png", "test/dent/d.png"),
     "detection": ("images/a.jpg", "images/b.jpg", "labels/a.txt", "labels/b.txt", "classes.txt"),
     "detection of voc": ("JPEGImages/a.jpg", "JPEGImages/b.jpg", "Annotations/a.xml"),
     "ct": ("a.npy", "b.npy"),
     "ct_segmentation": ("a.npy", "a_labels.npy"),
+}
+
+TEXTS = {
+    "classes.txt": "cell\n",
+    "Annotations/a.xml": "cell\n",
+    "labels.csv": "image,label\na.png,cat\nb.png,dog\n",
+    "train.txt": "images/a.png cat\n",
+    "val.txt": "images/b.png dog\n",
 }
 
 
@@ -33,7 +43,7 @@ def _draw(root: Path, names: tuple[str, ...]) -> None:
         elif path.suffix == ".npy":
             np.save(path, np.zeros((4, 8, 8), np.int16))
         else:
-            path.write_text("0 0.5 0.5 0.2 0.2\n" if "labels" in name else "cell\n")
+            path.write_text(TEXTS.get(name, "0 0.5 0.5 0.2 0.2\n"))
 
 
 @pytest.mark.parametrize("kind", list(TREES))

@@ -23,7 +23,8 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.visuals import FamilyPreview
 from lit_data.predict import find_task
 from lit_data.predict.answers import AskedModule
-from lit_data.predict.figures import open_figure, save_figure, show_images, show_mask
+from lit_data.predict.cells import show_images, show_mask
+from lit_data.predict.figures import open_figure, save_figure
 from lit_data.predict.task import UNCHANGED
 
 log = logging.getLogger(__name__)

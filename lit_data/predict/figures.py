@@ -1,4 +1,4 @@
-"""Building blocks of all pictures: a grid of cells, images, masks, outlines, circles and a legend."""
+"""Building blocks of all pictures: a grid of cells, whole images with their predictions, a legend."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -11,14 +11,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lit_data.core.files import explaining, replacing
 from lit_data.core.types import IGNORED, Array, Batch, Bools, Bytes, Size
 from lit_data.datasets.occupancy import is_defect
 from lit_data.predict.defects import find_defects
-from lit_data.predict.figure_texts import show_as_written
 from lit_inspect.regions import Defect
 
 log = logging.getLogger(__name__)
@@ -28,16 +27,6 @@ DISTRACTOR_COLOUR = "#34aadc"
 FOUND_COLOUR = "#2bd66a"
 FALSE_COLOUR = "#ffb000"
 OTHER_COLOUR = "#bf5af2"
-CLASS_COLOURS = (
-    "#ff3b30",
-    "#34aadc",
-    "#4cd964",
-    "#ffcc00",
-    "#af52de",
-    "#ff9500",
-    "#5ac8fa",
-    "#ff2d92",
-)
 CELL_INCHES = 2.1
 _TOGETHER = 2
 _STEP = 4  # px between those that say how dark and bright an image is
@@ -92,27 +81,6 @@ def new_axes(
     return figure, axes
 
 
-def show_images(cells: Sequence[Axes], image: Tensor) -> None:
-    """Show target and references on the same gray scale, so that they can be compared."""
-    black, white = np.percentile(image.numpy(), PERCENTILES)
-    white = max(white, black + 1e-3)  # of an image of one value too
-    for cell, channel in zip(cells, image, strict=False):
-        cell.imshow(channel.numpy(), cmap="gray", vmin=black, vmax=white, interpolation="nearest")
-
-
-def show_pixels(cell: Axes, image: Tensor) -> None:
-    """Show [C, H, W] in 0..1: three channels in color, otherwise the first channel in gray."""
-    if len(image) == 3:  # matplotlib wants the channels last
-        cell.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy(), interpolation="nearest")
-    else:
-        cell.imshow(image[0].numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-
-
-def show_stored(cell: Axes, pixels: Array) -> None:
-    """Show stored pixels [C, H, W] of any range, stretched from the darkest to the brightest."""
-    cell.imshow(np.moveaxis(stretch(pixels), 0, -1))
-
-
 def stretch(pixels: Array) -> Bytes:
     """Return stored pixels [C, H, W] as bytes [3, H, W], stretched from the darkest to the brightest.
 
@@ -125,72 +93,6 @@ def stretch(pixels: Array) -> Bytes:
     scaled = (planes.astype(np.float32) - low) * (255 / max(high - low, 1e-6))
     stretched: Bytes = scaled.clip(0, 255).astype(np.uint8)
     return np.repeat(stretched, 3 // len(planes), axis=0)
-
-
-def show_mask(cell: Axes, mask: Tensor, *, classes: int = 0) -> None:
-    """Show [H, W] in 0..1 in black and white, or class numbers in the colors of the classes.
-
-    Ignored pixels are gray.
-    """
-    values = mask.numpy()
-    colours = np.repeat(values[..., None].clip(0, 1), 3, axis=-1)
-    for number in range(1, classes + 1):
-        colours[values == number] = to_rgb(colour_of_class(number))
-    colours[values == IGNORED] = 0.5
-    cell.imshow(colours, interpolation="nearest")
-
-
-def colour_of_class(number: int) -> str:
-    """Return the color of a class from its number in masks, which counts from 1."""
-    return CLASS_COLOURS[(number - 1) % len(CLASS_COLOURS)]
-
-
-def number_classes(classes: Sequence[str]) -> list[str]:
-    """Return class names with their numbers in masks and maps, which count from 1, for a legend."""
-    return [f"{number} {name}" for number, name in enumerate(classes, 1)]
-
-
-def outline_mask(cell: Axes, mask: Tensor, *, classes: int = 0, width: float = 1.0) -> None:
-    """Draw a line around the pixels of a mask that have at least half of its largest value.
-
-    Args:
-        cell: Shows an image of the same size.
-        mask: [H, W] in 0..1, or numbers of classes from 1; 255 where pixels are ignored.
-        classes: Number of classes in the mask, each drawn in its color; 0: the mask has no classes.
-        width: Line width, points.
-    """
-    values = mask.numpy()
-    values = np.where(values == IGNORED, 0, values)  # nobody knows what is there
-    for number in range(1, classes + 1):
-        draw_outline(cell, values == number, colour=colour_of_class(number), width=width)
-    if not classes:
-        is_marked = (values > 0) & (values >= values.max() / 2)
-        draw_outline(cell, is_marked, colour=TRUE_COLOUR, width=width)
-
-
-def draw_outline(cell: Axes, is_marked: Bools, *, colour: str, width: float = 1.0) -> None:
-    """Draw a line along the border of the marked pixels, [H, W]."""
-    if not is_marked.any():
-        return
-    height, width_px = is_marked.shape
-    # A border of nothing closes the lines around what touches an edge of the image.
-    padded = np.pad(is_marked, 1).astype(np.float32)
-    lines = cell.contour(
-        np.arange(-1, width_px + 1),
-        np.arange(-1, height + 1),
-        padded,
-        levels=[0.5],
-        colors=[colour],
-        linewidths=width,
-    )
-    # A line along an edge of the image lies above the frame, which would hide it.
-    lines.set(clip_on=False, zorder=3)
-    _fit_cell(cell, (height, width_px))
-
-
-def _fit_cell(cell: Axes, shape: tuple[int, ...]) -> None:
-    cell.set_xlim(-0.5, shape[1] - 0.5)
-    cell.set_ylim(shape[0] - 0.5, -0.5)
 
 
 def crop_strip(shape: Size, defects: Sequence[Defect]) -> tuple[slice, slice]:
@@ -484,7 +386,7 @@ def save_figure(
     _leave_out_empty(figure)
     figure.suptitle(title, fontsize=11)
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
-    show_as_written(figure)
+    _show_as_written(figure)
     with explaining(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, sync=False) as file:  # nobody sees half of a picture
@@ -497,3 +399,11 @@ def _leave_out_empty(figure: Figure) -> None:
     for cell in figure.axes:
         for edge in (cell.xaxis, cell.yaxis):
             edge.set_visible(bool(edge.get_label_text() or len(edge.get_majorticklocs())))
+
+
+def _show_as_written(figure: Figure) -> None:
+    """Draw all texts as they are: names of files hold dollar signs, or bytes that are not text."""
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_parse_math(False)
+        text.set_text(text.get_text().encode("utf-8", "backslashreplace").decode("utf-8"))

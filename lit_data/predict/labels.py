@@ -17,14 +17,8 @@ from lit_data.core.types import Batch, Bytes
 from lit_data.datamodules.labelled import LabelledImageDataModule
 from lit_data.datasets.splits import UNDIVIDED
 from lit_data.predict.answers import ask_step, check_probabilities, read_image_threshold
-from lit_data.predict.figures import (
-    CELL_INCHES,
-    TRUE_COLOUR,
-    new_axes,
-    save_figure,
-    show_pixels,
-    stretch,
-)
+from lit_data.predict.cells import show_pixels
+from lit_data.predict.figures import CELL_INCHES, TRUE_COLOUR, new_axes, save_figure, stretch
 from lit_data.predict.journal import Entry
 from lit_data.predict.net_facts import NetFacts, describe_labels
 from lit_data.predict.options import ExportRequest, PredictOptions, PredictRun, Use

@@ -27,17 +27,19 @@ from lit_data.predict.answers import (
     read_probability,
     read_threshold,
 )
-from lit_data.predict.figures import (
+from lit_data.predict.cells import (
     CLASS_COLOURS,
-    ShownImage,
-    draw_whole_images,
     number_classes,
-    open_figure,
     outline_mask,
-    save_figure,
-    shorten_name,
     show_mask,
     show_pixels,
+)
+from lit_data.predict.figures import (
+    ShownImage,
+    draw_whole_images,
+    open_figure,
+    save_figure,
+    shorten_name,
 )
 from lit_data.predict.maps import ImageWriter, VerdictWriter, WholeImages
 from lit_data.predict.net_facts import NetFacts, describe_maps

@@ -17,6 +17,7 @@ from lit_data.core.types import Batch, Stage
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.drawn_images import DrawnImages
 from lit_data.datamodules.stripe import StripeDataModule
+from lit_data.predict.cells import show_images, show_mask
 from lit_data.predict.defects import find_defects
 from lit_data.predict.figures import (
     DISTRACTOR_COLOUR,
@@ -27,8 +28,6 @@ from lit_data.predict.figures import (
     open_figure,
     paint,
     save_figure,
-    show_images,
-    show_mask,
 )
 from lit_data.predict.maps import VerdictWriter, WholeImages
 from lit_data.predict.net_facts import NetFacts, describe_maps

@@ -19,14 +19,8 @@ from lit_data.core.errors import ConfigError
 from lit_data.core.types import Batch, Stage
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.drawn_images import DrawnImages
-from lit_data.predict.figures import (
-    CELL_INCHES,
-    ShowSample,
-    new_axes,
-    open_figure,
-    save_figure,
-    show_pixels,
-)
+from lit_data.predict.cells import show_pixels
+from lit_data.predict.figures import CELL_INCHES, ShowSample, new_axes, open_figure, save_figure
 from lit_data.predict.net_facts import NetFacts
 from lit_data.predict.options import ExportRequest, Predicted, PredictOptions, PredictRun, Use
 from lit_data.predict.predict import predict_batches

@@ -11,9 +11,9 @@ from matplotlib.colors import to_hex, to_rgb
 from lit_data.core.types import IGNORED
 from lit_data.predict import Defect
 from lit_data.predict.answers import read_threshold
+from lit_data.predict.cells import CLASS_COLOURS, number_classes, outline_mask, show_stored
 from lit_data.predict.defects import drop_small
 from lit_data.predict.figures import (
-    CLASS_COLOURS,
     FALSE_COLOUR,
     FOUND_COLOUR,
     OTHER_COLOUR,
@@ -23,14 +23,11 @@ from lit_data.predict.figures import (
     draw_whole_images,
     list_outcomes,
     new_axes,
-    number_classes,
     open_figure,
-    outline_mask,
     paint,
     save_figure,
     shorten_name,
     shorten_names,
-    show_stored,
     sort_regions,
     write_overlay,
 )

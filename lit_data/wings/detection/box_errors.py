@@ -11,14 +11,8 @@ from torch import Tensor
 from lit_data.annotations.labels import LabelTable
 from lit_data.core.types import Ints
 from lit_data.images.bank import ImageBank
-from lit_data.predict.figures import (
-    CELL_INCHES,
-    TRUE_COLOUR,
-    new_axes,
-    save_figure,
-    shorten_name,
-    show_stored,
-)
+from lit_data.predict.cells import show_stored
+from lit_data.predict.figures import CELL_INCHES, TRUE_COLOUR, new_axes, save_figure, shorten_name
 from lit_data.wings.detection.box_figures import Boxes, compare_boxes, outline_box
 from lit_data.wings.detection.windows import part_boxes
 

@@ -12,13 +12,13 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from lit_data.core.types import Array, Batch
+from lit_data.predict.cells import show_pixels
 from lit_data.predict.figures import (
     CELL_INCHES,
     FALSE_COLOUR,
     FOUND_COLOUR,
     TRUE_COLOUR,
     new_axes,
-    show_pixels,
     stretch,
 )
 from lit_data.wings.detection.model.scores import match_objects

@@ -24,7 +24,8 @@ from lit_data.core.progress import track
 from lit_data.core.types import Array, Batch, Stage
 from lit_data.images.writing import write_png
 from lit_data.predict.answers import check_probabilities
-from lit_data.predict.figures import CELL_INCHES, new_axes, open_figure, save_figure, show_pixels
+from lit_data.predict.cells import show_pixels
+from lit_data.predict.figures import CELL_INCHES, new_axes, open_figure, save_figure
 from lit_data.predict.options import Predicted, PredictOptions, PredictRun, Use
 from lit_data.predict.task import Task
 from lit_data.wings.gan.datamodule import GANDataModule

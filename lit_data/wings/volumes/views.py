@@ -11,13 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 
 from lit_data.core.types import Array, Floats, Spacing, Triple
-from lit_data.predict.figures import (
-    CELL_INCHES,
-    colour_of_class,
-    new_axes,
-    number_classes,
-    save_figure,
-)
+from lit_data.predict.cells import colour_of_class, number_classes
+from lit_data.predict.figures import CELL_INCHES, new_axes, save_figure
 from lit_data.wings.volumes.files.hounsfield import Window
 
 _SIDE_PX = 320  # of a view, at most; smaller volumes get about a pixel for each voxel

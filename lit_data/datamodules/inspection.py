@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any, Literal, Unpack
 
 import numpy as np
@@ -444,12 +444,12 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
             folder=self.source.kept_folder,
         )
         return ImageSplitter(
-            names=self.source.names(self.bank),
+            names=tuple(self.source.names(self.bank)),
             kinds=self._kinds,
             has_mask=None if self._masks is None else self._masks.of_image >= 0,
             unmarked=self.unmarked,
             count_classes=self.count_classes,
-            find_groups=find_together,
+            find_groups=cache(find_together),  # asked for good and for defective images
             seed=self.source.split_seed,
             root=self.source.folder,
             others=self.source.list_others(self.bank),

@@ -54,6 +54,7 @@ def test_nothing_of_the_current_folder_is_imported(stranger: Path) -> None:
     assert not (stranger.parent / "ran").exists()
 
 
+@pytest.mark.slow
 def test_nothing_of_it_is_imported_where_the_command_goes_elsewhere(stranger: Path) -> None:
     work = stranger.parent / "work"
     work.mkdir()

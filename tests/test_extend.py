@@ -38,7 +38,6 @@ MEASURED = (
     "benchmark.workers=[1]",
     "benchmark.micro_batch_sizes=[2]",
 )
-MODULES = {"pip": "pip", "lit-data": "lit_data"}
 Run = Callable[..., Path]
 
 
@@ -142,26 +141,33 @@ def test_pairs_of_images_with_two_masks(
         data.check_sources()
 
 
-def _make_environment(folder: Path) -> Path:
-    """An environment of its own, with all that is installed here; returns its interpreter."""
+def _make_environment(folder: Path) -> tuple[Path, Path]:
+    """Make an environment with all that is installed here; return its interpreter and packages."""
     EnvBuilder(symlinks=True).create(folder)
     python = folder / "bin" / "python"
     script = "import sysconfig; print(sysconfig.get_path('purelib'))"
     done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True)
+    packages = Path(done.stdout.strip())
     here = sysconfig.get_path("purelib")
-    Path(done.stdout.strip(), "installed_here.pth").write_text(
-        f"import site; site.addsitedir({here!r})\n"
-    )
-    return python
+    (packages / "installed_here.pth").write_text(f"import site; site.addsitedir({here!r})\n")
+    return python, packages
 
 
-def _list_commands(block: str, python: Path) -> list[list[str | Path]]:
-    """Each command of a block of the page; what is more than words is left to the shell."""
+def _list_commands(block: str, pip: Path) -> list[list[str | Path]]:
+    """Return each command of a block of the page; what is more than words is left to the shell.
+
+    Args:
+        block: Text of the page.
+        pip: Interpreter that packages are installed for; others are forked, which takes a third of the time.
+    """
     if "python -c" in block:
         return [["bash", "-ec", block]]
     commands = [shlex.split(line) for line in block.splitlines()]
-    programs = {name: [python, "-m", module] for name, module in MODULES.items()}
-    programs["python"] = [python]
+    programs: dict[str, list[str | Path]] = {
+        "pip": [pip, "-m", "pip"],
+        "lit-data": [sys.executable, "-m", "lit_data"],
+        "python": [sys.executable],
+    }
     commands = [[*programs[words[0]], *words[1:]] for words in commands]
     return [[*words, *(MEASURED if "benchmark" in words else ())] for words in commands]
 
@@ -169,9 +175,11 @@ def _list_commands(block: str, python: Path) -> list[list[str | Path]]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_page_can_be_followed_in_an_empty_folder(tmp_path: Path) -> None:
-    python = _make_environment(tmp_path / "environment")
+    python, packages = _make_environment(tmp_path / "environment")
     paths = os.pathsep.join([str(python.parent), os.environ["PATH"]])
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": paths}
+    # Where the interpreter of the environment would find lit_data, what pip installed, and its files.
+    imported = (ROOT, packages, tmp_path / "empty" / "parts")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, imported)), "PATH": paths}
     environment["LIT_DATA_CACHE"] = str(tmp_path / "cache")
     # pip asks no server: what the package needs is here
     environment |= {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1"}

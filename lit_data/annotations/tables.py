@@ -13,7 +13,7 @@ from lit_data.annotations.yolo import read_lines
 from lit_data.core.errors import DataError, Problems, show_path
 from lit_data.core.files import restore_cell
 from lit_data.core.opening import decode_text, open_source, read_whole
-from lit_data.images.discovery import check_inside, list_shown
+from lit_data.images.discovery import check_inside, is_hidden, list_shown
 from lit_inspect.counts import counted
 
 _MOST_TABLES = 3  # tables that a message describes
@@ -143,13 +143,20 @@ def read_list_labels(
     Raises:
         DataError: The files name missing images, or lack some; all are listed.
     """
+    paths = [path for path in sorted(folder.glob("*.txt")) if not is_hidden(path.name)]
+    if not paths:  # the index of many images takes long
+        return None
     index = NameIndex(images, excluded)
     listed, files = list[_Row](), list[Path]()
-    for path in sorted(folder.glob("*.txt")):
+    for path in paths:
         check_inside(path, folder)
+        try:
+            lines = read_lines(path)
+        except DataError:  # notes in another encoding, or a folder of this name
+            continue
         rows = [
             _Row(f"{path}, line {line}", *split_label(text))
-            for line, text in enumerate(read_lines(path), 1)
+            for line, text in enumerate(lines, 1)
             if text
         ]
         count = sum(_is_listed(index, row) for row in rows)

@@ -1,8 +1,10 @@
 """Labels of images in text files."""
 
+from pathlib import Path
+
 import pytest
 
-from lit_data.annotations.tables import split_label
+from lit_data.annotations.tables import read_list_labels, split_label
 
 
 @pytest.mark.parametrize(
@@ -19,3 +21,15 @@ from lit_data.annotations.tables import split_label
 )
 def test_a_line_is_an_image_and_its_label(line: str, image: str, label: str) -> None:
     assert split_label(line) == (image, label)
+
+
+def test_texts_that_are_no_lists_do_no_harm(tmp_path: Path) -> None:
+    images = [tmp_path / "1.png", tmp_path / "2.png"]
+    (tmp_path / "notes.txt").write_bytes("Lötstellen".encode("latin-1"))
+    (tmp_path / ".train.txt").write_bytes(b"\x00\x05\xff")
+    (tmp_path / "folder.txt").mkdir()
+    assert read_list_labels(tmp_path, images, ()) is None
+    (tmp_path / "train.txt").write_text("1.png cat\n2.png dog\n")
+    listed = read_list_labels(tmp_path, images, ())
+    assert listed is not None
+    assert listed.labels == ("cat", "dog")

@@ -58,13 +58,15 @@ class Bank(ABC):
         return None
 
     def stamp(self, index: int) -> list[int]:
-        """Return integers that change with an item: size and time of its file.
+        """Return integers that change with an item: size and times of its file.
 
         A folder has none, since its time tells nothing about the files in it.
         """
         path = Path(self.name(index))
         status = path.stat()
-        return [] if path.is_dir() else [status.st_size, status.st_mtime_ns]
+        if path.is_dir():
+            return []
+        return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
     def check_size(self) -> None:  # noqa: B027 - most banks have nothing to check
         """Check that no mapped file changed its length, which is cheap.

@@ -423,7 +423,7 @@ class InspectionFiles(MaskedImageFolder):
             fill: Function that writes the masks into a folder.
         """
         sources = list_sources([ImageSource((str(path),)) for path in paths], progress=False)
-        folder = self.cache_folder / "annotations" / sources.digest(purpose)
+        folder = self.cache_folder / "annotations" / sources.make_key(purpose)
         if not folder.is_dir():
             folder.parent.mkdir(parents=True, exist_ok=True)
             # Written elsewhere and renamed, so that a folder is complete, also after a kill.

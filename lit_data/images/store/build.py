@@ -4,7 +4,6 @@ The stores of a dataset share a folder, and each has a name that depends on ever
 from.
 """
 
-import json
 import logging
 import shutil
 import zlib
@@ -20,7 +19,6 @@ from rich.filesize import decimal
 
 from lit_data.core.checks import check_choice
 from lit_data.core.errors import ConfigError, DataError, StoreError, StoreStaleError, show_path
-from lit_data.core.files import flatten
 from lit_data.core.progress import count_threads, ordered_map, track
 from lit_data.core.temp import build_lock, remove_folder, sweep, temp_folder
 from lit_data.core.types import Array, Size
@@ -34,9 +32,22 @@ from lit_data.images.header_scan import (
 )
 from lit_data.images.store.arrays import MAX_META_BYTES, ArrayStream, ArrayWriter, publish
 from lit_data.images.store.files import explain_errors, is_there, keep_private, no_space
-from lit_data.images.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts, StoreIndex
+from lit_data.images.store.index import (
+    IMAGE_RECORD,
+    KIND,
+    PIXELS,
+    VERSION,
+    StoreFacts,
+    StoreIndex,
+    locate_store,
+)
 from lit_data.images.store.pixels import WHOLE, BandLayout, StoreOptions
-from lit_data.images.store.sources import SourceTable, describe_change, list_sources
+from lit_data.images.store.sources import (
+    SourceTable,
+    describe_change,
+    describe_options,
+    list_sources,
+)
 from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
@@ -196,7 +207,7 @@ class Recipe:
         """Name of the store: SHA-256 over the recipe and the version of the layout."""
         band_px = self.store.band_px
         layout = "whole images" if band_px is None else f"bands of {band_px} px"
-        return self.sources.digest(str(VERSION), self.decoder, self.on_bad, layout)
+        return self.sources.make_key(str(VERSION), self.decoder, self.on_bad, layout)
 
     @property
     def without_bands(self) -> "Recipe":
@@ -240,6 +251,8 @@ def build_store(
         with build_lock(folder, wait_s=options.wait_s, is_done=lambda: is_there(target)):
             if not is_there(target):  # another process may have built it in the meantime
                 sweep(folder)
+                if target.is_symlink():  # to a store that was removed
+                    target.unlink()
                 _check_space(folder, needed_bytes, len(survey.images))
                 with temp_folder(folder) as temp:
                     write_store(temp, sources, decoder, recipe, survey, options)
@@ -392,11 +405,13 @@ def find_store(folder: Path, recipe: Recipe) -> Path | None:
 
 def _find_laid_out(folder: Path, recipe: Recipe) -> Path | None:
     """Return the store with these bands, or one of images that are too narrow for any."""
-    target = folder / recipe.key
-    unbanded = folder / recipe.without_bands.key
-    if is_there(target):
+    target = locate_store(folder, recipe.key)
+    if target is not None:
         return target
-    if not is_there(unbanded):
+    if recipe.store.band_px is None:
+        return None
+    unbanded = locate_store(folder, recipe.without_bands.key)
+    if unbanded is None:
         return None
     index = StoreIndex.open(unbanded)
     layout = BandLayout(recipe.store.band_px, index.facts.layout.itemsize)
@@ -444,7 +459,8 @@ def _list_stores(folder: Path) -> list[Path]:
     """Return the folders with the name of a key, newest first."""
     if not is_there(folder):
         return []
-    stores = [path for path in folder.glob("[0-9a-f]" * 64) if is_there(path)]
+    paths = folder.glob("[0-9a-f]" * 64)
+    stores = [path for path in paths if is_there(path) and not path.is_symlink()]
     return sorted(stores, key=_read_age, reverse=True)
 
 
@@ -471,22 +487,7 @@ def _describe_difference(path: Path, recipe: Recipe) -> str:
     # Only if nothing else changed: stores of narrow images never have bands.
     if facts.band_px != recipe.store.band_px:
         return f"store.band_px {facts.band_px} -> {recipe.store.band_px}"
-    return "a file that was skipped"
-
-
-def describe_options(old: str, new: str) -> list[str]:
-    """Return the decode options that differ, by name if the fingerprints are JSON."""
-    try:
-        before = flatten(json.loads(old), "decoder")
-        after = flatten(json.loads(new), "decoder")
-    except (ValueError, RecursionError):
-        before = {"decoder": old}
-        after = {"decoder": new}
-    changes = []
-    for name in {**before, **after}:
-        if before.get(name) != after.get(name):
-            changes.append(f"{name} {before.get(name)!r} -> {after.get(name)!r}")
-    return changes
+    return "a file that was skipped" if facts.skipped else "the content of files"
 
 
 def _read_age(path: Path) -> int:

@@ -1,17 +1,26 @@
 """Index of a store: the position of each image, its source files, and how they were decoded."""
 
 import dataclasses
+import logging
+import os
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from lit_data.core.errors import DataError, StoreError, show_path
+from lit_data.core.progress import count_threads, ordered_map, track
 from lit_data.core.types import Array, PathText
 from lit_data.images.header_scan import DTYPES
 from lit_data.images.store.arrays import MAX_LENGTH, META_NAME, ArrayFolder, is_count
-from lit_data.images.store.files import corrupt
+from lit_data.images.store.files import corrupt, is_there
 from lit_data.images.store.pixels import WIDTHS, BandLayout, ImageExtents
-from lit_data.images.store.sources import SOURCE_RECORD, SourceTable
+from lit_data.images.store.sources import KEY_DIGITS, SOURCE_RECORD, SourceTable, find_checksum
+from lit_inspect.counts import counted
+
+log = logging.getLogger(__name__)
 
 KIND = "images"
 VERSION = 4
@@ -126,6 +135,53 @@ class StoreIndex(NamedTuple):
             raise corrupt(meta_path, str(error)) from error
         sources = SourceTable(names, files, images["first_source"].astype(np.int64))
         return cls(folder, facts, extents, images["crc32"], sources)
+
+
+def locate_store(folder: Path, key: str) -> Path | None:
+    """Return the store with a key, or one whose files have the same content as when it was built.
+
+    A key contains the change times of the files, which `cp -p` and `chmod` change too. If only these
+    differ, the files are compared once, and a link with the new key leads to the store.
+    """
+    path = folder / key
+    if os.path.islink(path):  # noqa: PTH114 - False for a name that is too long
+        path = folder / path.readlink()
+    if is_there(path):
+        return path
+    for other in folder.glob(f"{key[:KEY_DIGITS]}*") if is_there(folder) else ():
+        if not other.is_symlink() and is_there(other) and _has_same_content(other):
+            with suppress(OSError):  # a read-only folder: the next run compares again
+                (folder / key).unlink(missing_ok=True)
+                (folder / key).symlink_to(other.name)
+            return other
+    return None
+
+
+def _has_same_content(path: Path) -> bool:
+    """Compare the files of a store, which has none that it skipped, with their checksums."""
+    try:
+        index = StoreIndex.open(path)
+    except StoreError:
+        return False
+    if index.facts.skipped:  # which have no checksum
+        return False
+    files = index.sources.files
+
+    def is_same(row: int) -> bool:
+        try:
+            return find_checksum(index.sources.name(row)) == files["crc32"].item(row)
+        except DataError:
+            return False
+
+    log.info(
+        "%s: files have new change times, but the same sizes and modification times: comparing %s "
+        "with the decoded store",
+        show_path(path.parent),
+        counted(len(files), "file"),
+    )
+    compared = ordered_map(is_same, range(len(files)), count_threads())
+    with closing(track(compared, "comparing files", len(files), enabled=True)) as results:
+        return all(results)
 
 
 def _lay_out(images: Array, channels: int, pixels_shape: tuple[int, ...]) -> ImageExtents:

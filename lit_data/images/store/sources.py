@@ -6,13 +6,17 @@ and workers that read them make no private copies (pytorch/pytorch#13246).
 
 import hashlib
 import itertools
+import json
 import os
+import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lit_data.core.errors import show_path
+from lit_data.core.files import flatten
+from lit_data.core.opening import open_source
 from lit_data.core.progress import track
 from lit_data.core.types import Array, Bytes, Ints
 from lit_data.images.decoders import ImageSource
@@ -21,6 +25,11 @@ SOURCE_RECORD = np.dtype(
     [("name_end", "<u8"), ("size_bytes", "<i8"), ("mtime_ns", "<i8"), ("crc32", "<u4")]
 )
 """Record of a file: end of its path among the joined paths, size and time (-1 if missing), CRC-32."""
+
+KEY_DIGITS = 40
+"""Digits of a key that tell paths, sizes, times and options; the others tell when the files changed."""
+
+CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +40,14 @@ class SourceTable:
         names: uint8, all paths joined, in the encoding of the file system.
         files: [m] records of ``SOURCE_RECORD``.
         firsts: [n] int64, row in ``files`` at which each image begins.
+        changed: Digest of the change times of all files (``st_ctime``), which no program can set,
+            unlike modification times; "" for a table that is not of files on this machine.
     """
 
     names: Bytes
     files: Array
     firsts: Ints
+    changed: str = ""
 
     def name(self, row: int) -> str:
         """Return the path of one file."""
@@ -78,6 +90,11 @@ class SourceTable:
             sha256.update(len(part).to_bytes(8, "little"))  # no two lists of parts give one text
             sha256.update(part)
         return sha256.hexdigest()
+
+    def make_key(self, *more: str) -> str:
+        """Return the digest, whose last digits also tell the change times if these are known."""
+        digest = self.digest(*more)
+        return digest[:KEY_DIGITS] + self.changed if self.changed else digest
 
     @property
     def first_states(self) -> Array:
@@ -132,10 +149,11 @@ def list_sources(sources: Sequence[ImageSource], *, progress: bool) -> SourceTab
     table = join_paths(source.paths for source in sources)
     paths = itertools.chain.from_iterable(source.paths for source in sources)
     tracked = track(paths, "looking at files", len(table.files), enabled=progress)
-    states = np.array([_stat(path) for path in tracked], np.int64).reshape(-1, 2)
+    states = np.array([_stat(path) for path in tracked], np.int64).reshape(-1, 3)
     table.files["size_bytes"] = states[:, 0]
     table.files["mtime_ns"] = states[:, 1]
-    return table
+    changed = hashlib.sha256(states[:, 2].tobytes()).hexdigest()
+    return replace(table, changed=changed[KEY_DIGITS:])
 
 
 def list_below(sources: Sequence[ImageSource], names: Mapping[str, str]) -> SourceTable:
@@ -191,10 +209,38 @@ def describe_change(
     return "" if is_same else "the order or grouping of the files"
 
 
-def _stat(path: str) -> tuple[int, int]:
-    """Return size and modification time of a file, or -1 and -1 if it is missing."""
+def describe_options(old: str, new: str) -> list[str]:
+    """Return the decode options that differ, by name if the fingerprints are JSON."""
+    try:
+        before = flatten(json.loads(old), "decoder")
+        after = flatten(json.loads(new), "decoder")
+    except (ValueError, RecursionError):
+        before = {"decoder": old}
+        after = {"decoder": new}
+    changes = []
+    for name in {**before, **after}:
+        if before.get(name) != after.get(name):
+            changes.append(f"{name} {before.get(name)!r} -> {after.get(name)!r}")
+    return changes
+
+
+def find_checksum(path: str) -> int:
+    """Return the CRC-32 of a file.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    crc32 = 0
+    with open_source(path) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            crc32 = zlib.crc32(chunk, crc32)
+    return crc32
+
+
+def _stat(path: str) -> tuple[int, int, int]:
+    """Return size, modification time and change time of a file, or -1 for each if it is missing."""
     try:
         status = os.stat(path)  # noqa: PTH116 - Path.stat takes three times as long, and there may be a million
     except (OSError, ValueError):
-        return -1, -1
-    return status.st_size, status.st_mtime_ns
+        return -1, -1, -1
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -14,7 +14,6 @@ from typing_extensions import override
 
 from lit_data.core.errors import DataError, list_problems, show_path
 from lit_data.core.grid import SlicedImage
-from lit_data.core.opening import open_source
 from lit_data.core.progress import track
 from lit_data.core.types import Array, Ints, PathText
 from lit_data.images.bank import ImageBank, cut_some
@@ -30,13 +29,10 @@ from lit_data.images.store.pixels import (
     PlanarPixels,
     StoreOptions,
 )
-from lit_data.images.store.sources import SourceTable
+from lit_data.images.store.sources import SourceTable, find_checksum
 from lit_inspect.counts import counted, counted_of
 
 log = logging.getLogger(__name__)
-
-
-CHUNK_BYTES = 2**20
 
 
 class StoredImages(ImageBank):
@@ -252,7 +248,7 @@ class DecodedStore(StoredImages):
         for row, expected in enumerate(self._sources.files["crc32"].tolist()):
             path = self._sources.name(row)
             try:
-                crc32 = _checksum(path)
+                crc32 = find_checksum(path)
             except DataError as error:
                 yield str(error)
                 continue
@@ -268,19 +264,6 @@ class DecodedStore(StoredImages):
     def sources(self) -> SourceTable:
         """Source files of the images."""
         return self._sources
-
-
-def _checksum(path: str) -> int:
-    """Return the CRC-32 of a file.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
-    crc32 = 0
-    with open_source(path) as file:
-        while chunk := file.read(CHUNK_BYTES):
-            crc32 = zlib.crc32(chunk, crc32)
-    return crc32
 
 
 def cut_middle(bank: ImageBank, number: int, side_px: int) -> Array:

@@ -27,8 +27,8 @@ from lit_data.images.header_scan import find_faults, report_bad
 from lit_data.images.masks import MaskOptions
 from lit_data.images.scaling import ScaledDecoder, Scaling
 from lit_data.images.scope import Scope, find_fault
-from lit_data.images.store.build import describe_options
 from lit_data.images.store.pixels import WHOLE, StoreOptions
+from lit_data.images.store.sources import describe_options
 from lit_data.wings.detection.files import (
     DetectionFiles,
     LabelFormat,

@@ -51,7 +51,7 @@ class Imported:
         marks = [str(root.resolve())]
         for path in files:
             status = path.stat()
-            marks.append(f"{path} {status.st_size} {status.st_mtime_ns}")
+            marks.append(f"{path} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}")
         self._folder = cache / short_digest("\n".join(marks)) / (root.stem.strip(".") or "set")
 
     @property

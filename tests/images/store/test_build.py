@@ -322,15 +322,48 @@ def test_skipped_image_that_was_repaired(images: Path, caplog: pytest.LogCapture
     assert caplog.messages[0].endswith("changed: a file that was skipped")
 
 
-def test_restored_time_is_found_by_verify_alone(images: Path) -> None:
+def test_other_content_with_the_size_and_time_of_the_old_one_is_decoded(images: Path) -> None:
     path = images / "2.npy"
-    store = build(images, rebuild=False)  # the first one needs no permission
+    old = build(images, rebuild=False)  # the first one needs no permission
     status = path.stat()
     save(path, 9)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert build(images, rebuild=False).key == store.key
-    (line,) = store.verify()
+    (line,) = old.verify()
     assert line.startswith(f"{path}: the source has CRC-32")
+    with pytest.raises(StoreStaleError, match="out of date: the content of files"):
+        build(images, rebuild=False)
+    new = build(images)
+    assert values(new) == [0, 1, 9, 3, 4, 5]
+    assert new.key != old.key
+    assert values(old) == list(range(6))
+
+
+def test_a_folder_swapped_for_one_with_equal_sizes_and_times_is_decoded(images: Path) -> None:
+    other = images.with_name("other")
+    other.mkdir()
+    for number in range(6):
+        save(other / f"{number}.npy", 10 + number)
+        shutil.copystat(images / f"{number}.npy", other / f"{number}.npy")
+    build(images)
+    images.rename(images.with_name("old"))
+    other.rename(images)
+    assert values(build(images)) == list(range(10, 16))
+
+
+def test_files_with_new_change_times_alone_are_compared_once(
+    images: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = build(images)
+    for path in images.iterdir():
+        path.chmod(0o600)
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        decoder = NpyDecoder()
+        again = build(images, decoder=decoder, rebuild=False)
+        assert (again.path, again.key, decoder.decoded) == (store.path, store.key, [])
+    assert caplog.text.count("comparing 6 files") == 1
+    shutil.rmtree(store.path)  # the link to it leads nowhere now
+    assert values(build(images)) == list(range(6))
 
 
 def test_damaged_store_is_reported_and_not_rebuilt(images: Path) -> None:

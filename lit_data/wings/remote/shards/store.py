@@ -23,9 +23,9 @@ from lit_data.images.bank import cut_some
 from lit_data.images.decoders import Decoder, ImageSource
 from lit_data.images.scope import find_fault
 from lit_data.images.store.arrays import publish
-from lit_data.images.store.build import describe_options
 from lit_data.images.store.files import Tar, corrupt
 from lit_data.images.store.pixels import BandedImage
+from lit_data.images.store.sources import describe_options
 from lit_data.images.store.store import DecodedStore, StoredImages
 from lit_data.wings.remote.faults import UnreachableError
 from lit_data.wings.remote.shards.cache import ShardCache, ShardedBank

@@ -200,7 +200,7 @@ class StoredVolume:
 
 def make_key(files: SourceTable, name: str, options: IndexOptions) -> str:
     """Return the SHA-256 of the state of a volume's files, the options and the layout version."""
-    return files.digest(str(VERSION), options.fingerprint(), name)
+    return files.make_key(str(VERSION), options.fingerprint(), name)
 
 
 def write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> None:

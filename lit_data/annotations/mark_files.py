@@ -229,7 +229,9 @@ def _add_coco(
         annotated.reject(number, where, message)
     else:
         are_runs = isinstance(segmentation, Mapping)
-        parts = [counts(segmentation)] if are_runs else map(outline, segmentation or [()])
+        box = entry.get("bbox")
+        coded = [counts(segmentation, entry.get("area"), box)] if are_runs else ()
+        parts = coded or map(outline, segmentation or [()])
         effect: Effect = "ignored" if is_ignored(entry) else "object"
         for part in parts:
             annotated.add(number, where, content.categories[category], part, effect, where)

@@ -32,6 +32,7 @@ MOST_COVERS = 256
 """Most times that the bounding boxes of all shapes together may cover an image."""
 MOST_DRAWN_PX = 2**28
 """Pixels that shapes of a small image may cover in any case."""
+_AREA_ERROR = 0.01  # of the stated area of runs
 _GROUPS = 7  # of five bits in a number of COCO's text: more than any image has pixels
 
 Mask = Bytes
@@ -305,11 +306,12 @@ def runs(text: str) -> Draw:
     return draw
 
 
-def counts(segmentation: Any) -> Draw:  # noqa: ANN401 - as a file gives it
+def counts(segmentation: Any, area: object = None, bbox: object = None) -> Draw:  # noqa: ANN401 - as a file gives it
     """Return a function that marks the runs of COCO.
 
     ``counts`` is a list or a text of runs by columns, with unmarked ones first, and comes with
-    ``size``.
+    ``size``. Some tools leave out the last run, which is not marked. Then the area or the box must
+    show that no other run is missing.
     """
 
     def draw(shape: Size) -> Patch:
@@ -324,14 +326,25 @@ def counts(segmentation: Any) -> Draw:  # noqa: ANN401 - as a file gives it
             raise DataError("runs that cannot be read")
         _check_end(shape, int(lengths.max(initial=0)))  # so that their sum is in range
         ends = np.cumsum(lengths)
-        # Some tools leave out the last run, which is not marked, and have an even number.
-        if len(lengths) % 2 and ends[-1] < shape[0] * shape[1]:
+        end = int(lengths.sum())
+        is_early = end < shape[0] * shape[1]
+        if is_early and (len(lengths) % 2 or not _is_whole(lengths, shape[0], area, bbox)):
             raise DataError(
-                f"runs that end at pixel {ends[-1]} of an image of {shape[0] * shape[1]}: they are cut off"
+                f"runs that end at pixel {end} of an image of {shape[0] * shape[1]}: they are cut off"
             )
         return _mark_runs(shape, (ends - lengths)[1::2], lengths[1::2])
 
     return draw
+
+
+def _is_whole(lengths: Ints, height: int, area: object, bbox: object) -> bool:
+    """Return True if an even number of runs has the area that is stated, or else the width."""
+    is_box = isinstance(bbox, list) and [type(side) in (int, float) for side in bbox] == [True] * 4
+    left, _, width, box_height = bbox if is_box and isinstance(bbox, list) else (0, 0, 0, 0)
+    # Some scripts state the area of the box.
+    if isinstance(area, int | float) and area > 0 and area != width * box_height:
+        return abs(int(lengths[1::2].sum()) - area) <= _AREA_ERROR * area
+    return width > 0 and abs(-(-int(lengths.sum()) // height) - (left + width)) <= 1
 
 
 def run_lengths(mask: Bools) -> list[int]:

@@ -307,13 +307,32 @@ def test_a_link_out_of_the_folder_is_refused(name: str, folder: Path) -> None:
     assert read_annotations(inside, [folder / "a.png"]) is None
 
 
-def test_runs_that_are_cut_off_are_no_smaller_object() -> None:
-    assert (
-        counts({"size": [4, 5], "counts": [8, 4]})((4, 5)).marked.sum() == 4
-    )  # the rest is not marked
-    for lengths in ([8], [8, 4, 7]):
-        with pytest.raises(DataError, match=r"runs that end at pixel \d+ of an image of 20"):
-            counts({"size": [4, 5], "counts": lengths})((4, 5))
+BOX_PX = [2, 0, 1, 4]  # of the pixels 8 to 11 of an image of 4 x 5
+
+
+@pytest.mark.parametrize(("area", "bbox"), [(4, None), (4, BOX_PX), (9, [2, 0, 1, 9]), (0, BOX_PX)])
+def test_a_last_run_without_marks_may_be_missing(area: int, bbox: Any) -> None:
+    drawn = counts({"size": [4, 5], "counts": [8, 4]}, area, bbox)((4, 5))
+    assert drawn.marked.sum() == 4
+
+
+@pytest.mark.parametrize(
+    ("lengths", "area", "bbox"),
+    [
+        ([], 4, BOX_PX),
+        ([8], 4, BOX_PX),
+        ([8, 4, 7], 4, BOX_PX),
+        ([8, 4], 5, BOX_PX),
+        ([8, 4], 12, [2, 0, 3, 4]),
+        ([8, 4], None, None),
+        ([8, 4], "4", ["2", 0, 1, 4]),
+    ],
+)
+def test_runs_that_are_cut_off_are_no_smaller_object(
+    lengths: list[int], area: Any, bbox: Any
+) -> None:
+    with pytest.raises(DataError, match=r"runs that end at pixel \d+ of an image of 20"):
+        counts({"size": [4, 5], "counts": lengths}, area, bbox)((4, 5))
 
 
 def _zigzag(points: int) -> list[float]:

@@ -169,7 +169,7 @@ def _has_same_content(path: Path) -> bool:
 
     def is_same(row: int) -> bool:
         try:
-            return find_checksum(index.sources.name(row)) == files["crc32"].item(row)
+            return find_checksum(index.sources.name(row)) == int(files["crc32"][row])
         except DataError:
             return False
 

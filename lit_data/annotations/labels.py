@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, Self
 import numpy as np
 
 from lit_data.core.errors import ConfigError, DataError, Problems, escape, list_problems
+from lit_data.core.names import warn_of_names
 from lit_data.core.types import Array, Bools, Doubles, Floats, Ints, PathText, Size
 from lit_data.images.header import read_header
 from lit_data.images.header_scan import OnBad
@@ -391,6 +392,7 @@ class BoxCollector:
         Raises:
             DataError: Files are bad, or boxes are bad under ``error``; everything is listed.
         """
+        warn_of_names(classes)
         rows = self._check_units(np.array(self._rows, np.float64).reshape(-1, 8))
         images = rows[:, 0].astype(np.int64)
         self._check_frames(rows)

@@ -1,9 +1,16 @@
 """Words in the names of files and folders, and names of masks and images."""
 
+import logging
 import re
 import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable
 from functools import lru_cache
 
+log = logging.getLogger(__name__)
+
+_MISSING = frozenset(("nan", "none", "null", "na", "n/a", "<na>"))
+"""Words that tables write for an empty cell."""
 _WORD = re.compile(r"\d+|[A-Z]+(?![^\W\d_A-Z])|[^\W\d_][^\W\d_A-Z]*")
 _SPLIT = "train(ing)?|val(id(ation)?)?|test(ing)?"
 _FORMS = "images?|imgs?|png|jpe?g|tiff?|files?|dir|folder|tr|ts"
@@ -56,6 +63,27 @@ def split_words(name: str) -> list[str]:
 def compose(name: str) -> str:
     """Return a name with composed accents, since systems use either form."""
     return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+def warn_of_names(classes: Iterable[str]) -> None:
+    """Warn of names of classes that differ only in case, blanks or Unicode form, or mean an empty cell."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(set(classes)):
+        alike[" ".join(unicodedata.normalize("NFKC", name).casefold().split())].append(name)
+    twins = [", ".join(map(ascii, names)) for names in alike.values() if len(names) > 1]
+    if twins:
+        log.warning(
+            "classes differ only in case, spaces or Unicode form: %s; if they are one class, give "
+            "it one name",
+            "; ".join(twins),
+        )
+    missing = [ascii(name) for word in sorted(_MISSING & alike.keys()) for name in alike[word]]
+    if missing:
+        log.warning(
+            "labels that may stand for an empty cell are classes like any other: %s; leave the cell "
+            "empty for an image without a label",
+            ", ".join(missing),
+        )
 
 
 def is_mask_folder(name: str) -> bool:

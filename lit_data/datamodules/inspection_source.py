@@ -18,6 +18,7 @@ from lit_data.annotations.tables import ListedLabels, read_labels
 from lit_data.core.addresses import is_sharded
 from lit_data.core.errors import ConfigError, DataError, Problems, list_problems, show_path
 from lit_data.core.files import write_json
+from lit_data.core.names import warn_of_names
 from lit_data.core.progress import track
 from lit_data.core.temp import temp_folder
 from lit_data.core.types import IGNORED, Bools, Ints
@@ -466,6 +467,7 @@ class InspectionFiles(MaskedImageFolder):
         return self._describe_categories(annotated.count_categories()) + note
 
     def _describe_categories(self, counts: "dict[str, int]") -> str:
+        warn_of_names(counts)
         listed = describe_counts(counts, "no label")
         if self.classes is None:
             if len(counts) < 2:

@@ -11,6 +11,7 @@ import numpy as np
 from lit_data.core.checks import check_count
 from lit_data.core.errors import ConfigError, show_path
 from lit_data.core.leftovers import Leftovers
+from lit_data.core.names import warn_of_names
 from lit_data.core.rng import Stream, uniform
 from lit_data.core.types import Bools, Ints
 from lit_data.datasets.good_names import GOOD
@@ -67,6 +68,9 @@ class ImageSplitter:
     others: Sequence[str] = ()
     leftovers: Leftovers | None = None
     unmarked: Bools | None = None
+
+    def __post_init__(self) -> None:
+        warn_of_names(self.kinds)
 
     def split(self, splits: Splits) -> dict[str, Ints]:
         """Return the numbers of the images of each split.

@@ -14,6 +14,7 @@ from lit_data.core.checks import check_choice
 from lit_data.core.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.core.files import is_there, natural_key
 from lit_data.core.grid import pair_px
+from lit_data.core.names import warn_of_names
 from lit_data.core.opening import read_within
 from lit_data.core.plain import parse_json
 from lit_data.core.shared_arrays import share_state
@@ -189,6 +190,7 @@ def tabulate(
     if labels == "folders":
         classes = find_classes(objects, in_splits=in_splits)
         kinds = tuple(sorted(set(classes)))
+        warn_of_names(kinds)
         class_numbers = np.array([kinds.index(name) for name in classes], np.int64)
         label, num_labels = class_numbers[number], len(kinds)
     elif labels == "views":

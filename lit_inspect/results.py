@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_inspect.cells import plain_cell
 from lit_inspect.coco import CocoTable, describe_boxes
 from lit_inspect.drift import FEATURES, WITHDRAWN
-from lit_inspect.errors import escape
 from lit_inspect.files import fit_name, replacing, write_png, writing
 from lit_inspect.inspector import Inspector, Verdict
 from lit_inspect.marks import tint
@@ -242,21 +242,13 @@ class Results:
         writer = csv.DictWriter(text, fieldnames=columns, extrasaction="ignore")
         writer.writeheader()
         for row in rows:
-            writer.writerow({key: _plain(value) for key, value in row.items()})
+            writer.writerow({key: plain_cell(value) for key, value in row.items()})
         with replacing(self._folder, name) as file:
             file.write(text.getvalue().encode())
 
 
 def _round(defect: Defect) -> dict[str, float]:
     return {name: round(value, 3) for name, value in asdict(defect).items()}
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
-    """Return a cell that spreadsheets do not read as a formula, nor terminals as a control code."""
-    if not isinstance(value, str):
-        return value
-    text = escape(value)
-    return f"'{text}" if text.lstrip("'").startswith(("=", "+", "-", "@")) else text
 
 
 def _encode(values: ArrayRows | MapFile, part: slice) -> NDArray[np.uint16]:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from lit_data.annotations.voc import NameIndex
 from lit_data.annotations.yolo import read_lines
 from lit_data.core.errors import DataError, Problems, show_path
-from lit_data.core.files import restore_cell
 from lit_data.core.opening import decode_text, open_source, read_whole
 from lit_data.images.discovery import check_inside, is_hidden, list_shown
+from lit_inspect.cells import restore_cell
 from lit_inspect.counts import counted
 
 _MOST_TABLES = 3  # tables that a message describes

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lit_data.core.errors import ConfigError, DataError, StoreError, show_path
+from lit_inspect.cells import plain_cell
 from lit_inspect.replacement import replacing_by_path
 
 PART = re.compile(r"\.lit_data-[0-9a-f]{16}\.part")
@@ -265,21 +266,3 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
     writer.writeheader()
     writer.writerows({key: plain_cell(value) for key, value in row.items()} for row in rows)
     write_text(path, text.getvalue())
-
-
-def plain_cell(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
-    """Return a cell that spreadsheets do not treat as a formula, see `restore_cell`."""
-    # Names of files and messages may not be trusted.
-    return f"'{value}" if _is_formula(value) else value
-
-
-def restore_cell(cell: Any) -> Any:  # noqa: ANN401 - a cell of any type
-    """Return the value of a cell that `plain_cell` made."""
-    is_quoted = isinstance(cell, str) and cell.startswith("'") and _is_formula(cell[1:])
-    return cell[1:] if is_quoted else cell
-
-
-def _is_formula(value: object) -> bool:
-    """Return True for a text that a spreadsheet calculates, or one that `plain_cell` might have made."""
-    marks = ("=", "+", "-", "@", "\t", "\r")
-    return isinstance(value, str) and value.lstrip("'").startswith(marks)

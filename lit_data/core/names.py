@@ -80,7 +80,7 @@ def warn_of_names(classes: Iterable[str]) -> None:
     missing = [ascii(name) for word in sorted(_MISSING & alike.keys()) for name in alike[word]]
     if missing:
         log.warning(
-            "labels that may stand for an empty cell are classes like any other: %s; leave the cell "
+            "labels that often mean an empty cell are classes like any other: %s; leave the cell "
             "empty for an image without a label",
             ", ".join(missing),
         )

@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
+from lit_data.core.errors import escape
 from lit_data.core.files import explaining, replacing
 from lit_data.core.types import IGNORED, Array, Batch, Bools, Bytes, Size
 from lit_data.datasets.occupancy import is_defect
@@ -386,7 +387,7 @@ def save_figure(
     _leave_out_empty(figure)
     figure.suptitle(title, fontsize=11)
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
-    _show_as_written(figure)
+    show_as_written(figure)
     with explaining(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, sync=False) as file:  # nobody sees half of a picture
@@ -401,9 +402,9 @@ def _leave_out_empty(figure: Figure) -> None:
             edge.set_visible(bool(edge.get_label_text() or len(edge.get_majorticklocs())))
 
 
-def _show_as_written(figure: Figure) -> None:
-    """Draw all texts as they are: names of files hold dollar signs, or bytes that are not text."""
+def show_as_written(figure: Figure) -> None:
+    """Draw all texts as they are: names of files hold dollar signs, control characters, or bytes that are not text."""
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         text.set_parse_math(False)
-        text.set_text(text.get_text().encode("utf-8", "backslashreplace").decode("utf-8"))
+        text.set_text("\n".join(map(escape, text.get_text().split("\n"))))

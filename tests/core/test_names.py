@@ -30,7 +30,7 @@ def test_names_that_mean_one_class_are_told(caplog: pytest.LogCaptureFixture) ->
     assert caplog.messages == [
         "classes differ only in case, spaces or Unicode form: 'a b', 'a\\xa0 b'; 'spa\\u0308ne', "
         "'sp\\xe4ne'; if they are one class, give it one name",
-        "labels that may stand for an empty cell are classes like any other: 'nan'; leave the cell "
+        "labels that often mean an empty cell are classes like any other: 'nan'; leave the cell "
         "empty for an image without a label",
     ]
     caplog.clear()

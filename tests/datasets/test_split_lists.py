@@ -154,7 +154,16 @@ def test_lists_of_links_out_of_the_root_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_table_of_a_run_names_images_that_a_spreadsheet_would_calculate(tmp_path: Path) -> None:
-    names = ["-10C/a.png", "+5V/a.png", "=a.png", "'=a.png", "'b'.png", "c.png"]
+    names = [
+        "-10C/a.png",
+        "+5V/a.png",
+        "=a.png",
+        "'=a.png",
+        "'b'.png",
+        "c.png",
+        "d\ne.png",
+        "\udce4.png",
+    ]
     rows = [{"image": name, "split": "val"} for name in names]
     write_table(tmp_path / "splits.csv", ["image", "split"], rows)
     lists = read_split_table(tmp_path / "splits.csv")

@@ -216,6 +216,6 @@ def test_names_are_shown_as_they_can_be_read(
     for table in (tmp_path / "\x1bout").glob("*.csv"):
         assert "".join(table.read_text(encoding="utf-8").splitlines()).isprintable()
     rows = (tmp_path / "\x1bout" / "images.csv").read_text()
-    assert "\na\\x1b[2J\\n.png," in rows
-    assert "\nn\\xff.png," in rows
+    assert "\n'a\\x1b[2J\\x0a.png," in rows
+    assert "\n'n\\xff.png," in rows
     assert "\n'=b\\x1b.png," in rows

@@ -217,7 +217,8 @@ def test_long_names_are_shortened_to_the_file() -> None:
     assert shorten_name("a_name_of_more_than_24_letters.png") == "…ore_than_24_letters.png"
 
 
-@pytest.mark.parametrize("name", ["\udcff\udcfe.png", "$^$.png", "a\nb.png"])
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["\udcff\udcfe.png", "$^$.png", "a\nb.png", "a\t\x1b[2Jb.png"])
 def test_any_name_of_a_file_can_be_a_title(name: str, tmp_path: Path) -> None:
     figure, cells = open_figure(1, ["image", name])
     cells[0][0].set_title(name)

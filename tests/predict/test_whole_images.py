@@ -8,11 +8,11 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from lit_data.core.errors import StoreError
-from lit_data.core.files import plain_cell, restore_cell
 from lit_data.core.types import Array
 from lit_data.images.writing import write_png_parts
 from lit_data.predict.maps import ProbabilityMap
 from lit_inspect import regions
+from lit_inspect.cells import plain_cell, restore_cell
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,19 @@ def test_no_text_is_a_formula() -> None:
         assert plain_cell(value) == value
     for value in ("=1+1", "-a.png", "'-a.png", "''@", "'a'", "'", "a", -3.5, None):
         assert restore_cell(plain_cell(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("a\nb\t\x1b[2J.png", "'a\\x0ab\\x09\\x1b[2J.png"),
+        ("Sp\udce4ne.png", "'Sp\\xe4ne.png"),
+        ("\x85\x9b", "'\\u0085\\u009b"),
+        ("=a\r", "'=a\\x0d"),
+        ("Sp\u00e4ne\u00a0.png", "Sp\u00e4ne\u00a0.png"),
+        ("images\\new\\x1b.png", "images\\new\\x1b.png"),
+    ],
+)
+def test_no_text_controls_a_terminal(text: str, cell: str) -> None:
+    assert plain_cell(text) == cell
+    assert restore_cell(cell) == text

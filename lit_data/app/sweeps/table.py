@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from rich.text import Text
@@ -18,6 +19,7 @@ from lit_data.app.reports.comparison import find_differing, shorten_keys
 from lit_data.app.result import KEYS, find_summary, is_score, print_table, read_number
 from lit_data.app.sweeps.options import choose_direction, choose_metric, explain_metric
 from lit_data.app.sweeps.records import JobRecord, read_records, settle
+from lit_data.core.errors import escape
 from lit_data.core.files import write_json, write_table
 from lit_inspect.counts import counted
 
@@ -233,6 +235,7 @@ def _write_csv(path: Path, jobs: Sequence[ReportedJob]) -> None:
     write_table(path, list(dict.fromkeys(columns)), rows)
 
 
+@rc_context({"text.parse_math": False})  # values that are swept may hold dollar signs
 def draw_sweep(path: Path, jobs: Sequence[ReportedJob], metric: str, *, title: str) -> None:
     """Draw the metric of each job: a row for each, a cross at the edge for one without a result.
 
@@ -256,7 +259,7 @@ def draw_sweep(path: Path, jobs: Sequence[ReportedJob], metric: str, *, title: s
             transform = axis.get_yaxis_transform()
             axis.plot(0, row, "x", color="#c62828", transform=transform, clip_on=False, zorder=3)
     if len(jobs) <= _MOST_ROWS:
-        labels = [_shorten(label) for label in _label_jobs(jobs)]
+        labels = [_shorten(escape(label)) for label in _label_jobs(jobs)]
         axis.set_yticks(range(len(jobs)), labels, fontsize=8)
     axis.set_ylim(len(jobs) - 0.5, -0.5)
     axis.set_xlabel(metric, fontsize=9)

@@ -22,7 +22,7 @@ from lit_data.app.shares import build_lone_trainer
 from lit_data.app.trained import is_trained_root
 from lit_data.core.checks import check_types
 from lit_data.core.errors import ConfigError, show_path
-from lit_data.core.files import find_sha256, plain_cell, refuse_links, write_table
+from lit_data.core.files import find_sha256, refuse_links, write_table
 from lit_data.datamodules.drawn_images import DrawnImages
 from lit_data.datasets.splits import group_by_name
 from lit_data.predict.options import PredictOptions, Share, Use
@@ -40,6 +40,7 @@ from lit_data.wings.quality.bounds import (
     import_scipy,
     upper_rate,
 )
+from lit_inspect.cells import restore_cell
 from lit_inspect.verdicts import DEFECT, GOOD, REVIEW
 
 log = logging.getLogger(__name__)
@@ -212,7 +213,7 @@ class KnownImages:
         all_names = datamodule.source.names(datamodule.bank)
         chosen = prediction.run.chosen
         numbers = range(len(all_names)) if chosen is None else chosen
-        names = [str(plain_cell(all_names[number])) for number in numbers]
+        names = [all_names[number] for number in numbers]
         known = prediction.task.truth
         kinds = known.image_kinds
         doubt = known.describe_doubt()
@@ -262,8 +263,10 @@ def predict_scores(prediction: Prediction) -> list[dict[str, Any]]:
     # The defects listed with verdicts would come after the scores.
     replace(prediction, run=replace(prediction.run, lists_defects=False)).start()
     path = prediction.run.folder / _TABLE
-    with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-        return list(csv.DictReader(file))
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            {key: restore_cell(cell) for key, cell in row.items()} for row in csv.DictReader(file)
+        ]
 
 
 def _write_verdicts(

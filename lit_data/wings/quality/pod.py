@@ -16,7 +16,7 @@ from lit_data.app.predict import Prediction
 from lit_data.app.result import print_table
 from lit_data.core.checks import check_types
 from lit_data.core.errors import ConfigError
-from lit_data.core.files import plain_cell, write_json, write_table
+from lit_data.core.files import write_json, write_table
 from lit_data.predict.figures import FOUND_COLOUR, TRUE_COLOUR, new_axes, save_figure
 from lit_data.predict.maps import VerdictWriter
 from lit_data.predict.pixels import PixelTask
@@ -149,8 +149,7 @@ def _predict_verdicts(
     prediction: Prediction, writer: VerdictWriter, numbers: Sequence[int]
 ) -> dict[int, str]:
     """Predict images; return the verdict of each by its number, without bad images."""
-    # Names as tables have them.
-    number_of = {str(plain_cell(writer.names[number])): number for number in numbers}
+    number_of = {writer.names[number]: number for number in numbers}
     return {number_of[row["image"]]: row["verdict"] for row in predict_scores(prediction)}
 
 

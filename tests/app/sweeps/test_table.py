@@ -6,7 +6,7 @@ import pytest
 
 from lit_data.app.result import Outcome
 from lit_data.app.sweeps.records import JobRecord
-from lit_data.app.sweeps.table import ReportedJob, print_jobs, report_folds
+from lit_data.app.sweeps.table import ReportedJob, draw_sweep, print_jobs, report_folds
 
 
 def make_record(number: int) -> JobRecord:
@@ -68,3 +68,15 @@ def test_scores_are_averaged_over_the_folds_that_are_done(
     alone = [ReportedJob(record=failed, metrics={}, swept={"seed": "1"})]
     report_folds(alone, tmp_path / "folds.csv")
     assert not (tmp_path / "folds.csv").exists()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", ["$^$", "${x}$", "a\nb\x1b[2J", "\udcff"])
+def test_any_value_that_is_swept_is_drawn(value: str, tmp_path: Path) -> None:
+    records = [JobRecord(number=number, command="fit", overrides=()) for number in range(2)]
+    jobs = [
+        ReportedJob(record=record, metrics={"val/f1_$^$": 0.5}, swept={"data.root": value})
+        for record in records
+    ]
+    draw_sweep(tmp_path / "sweep.png", jobs, "val/f1_$^$", title="fit")
+    assert (tmp_path / "sweep.png").stat().st_size > 5000

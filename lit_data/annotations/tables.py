@@ -2,6 +2,7 @@
 
 import csv
 import io
+import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,9 @@ from lit_data.core.errors import DataError, Problems, show_path
 from lit_data.core.opening import decode_text, open_source, read_whole
 from lit_data.images.discovery import check_inside, is_hidden, list_shown
 from lit_inspect.cells import restore_cell
-from lit_inspect.counts import counted
+from lit_inspect.counts import counted, counted_of
+
+log = logging.getLogger(__name__)
 
 _MOST_TABLES = 3  # tables that a message describes
 _NUMBERED = r"([^/\d]+?)[-_. ]?\d+\.\w+$"
@@ -92,7 +95,7 @@ def read_cell(row: Mapping[str, Any], column: str) -> str:
 
 
 def read_labels(
-    folder: Path, images: Sequence[Path], excluded: Sequence[Path]
+    folder: Path, images: Sequence[Path], excluded: Sequence[Path], *, need_all: bool = True
 ) -> ListedLabels | None:
     """Read the label of each image from a CSV file with a column of images and one of classes.
 
@@ -100,6 +103,7 @@ def read_labels(
         folder: The root of the set.
         images: All images.
         excluded: Images that are left out, which a table may name too.
+        need_all: False only warns of images without a label, which gets "", and of other faults.
 
     Returns:
         The labels, or None if there is no such table.
@@ -119,13 +123,15 @@ def read_labels(
                 for line, row in enumerate(rows, 2)  # the first line has the names of the columns
             ]
             cure = "correct the table, or move it out of the folder if it labels other images"
-            labels = _match_labels(listed, images, index, show_path(str(path)), cure)
+            labels = _match_labels(
+                listed, images, index, (show_path(path), cure), need_all=need_all
+            )
             return ListedLabels(labels, (path,))
     return None
 
 
 def read_list_labels(
-    folder: Path, images: Sequence[Path], excluded: Sequence[Path]
+    folder: Path, images: Sequence[Path], excluded: Sequence[Path], *, need_all: bool = True
 ) -> ListedLabels | None:
     """Read the label of each image from text files in the root whose lines are an image and a label.
 
@@ -136,6 +142,7 @@ def read_list_labels(
         folder: The root of the set.
         images: All images.
         excluded: Images that are left out, which a file may name too.
+        need_all: As in `read_labels`.
 
     Returns:
         The labels, or None if there is no such file.
@@ -167,7 +174,8 @@ def read_list_labels(
         return None
     names = ", ".join(path.name for path in files)
     cure = "correct the files, or move them out of the folder if they label other images"
-    return ListedLabels(_match_labels(listed, images, index, names, cure), tuple(files))
+    labels = _match_labels(listed, images, index, (names, cure), need_all=need_all)
+    return ListedLabels(labels, tuple(files))
 
 
 def split_label(text: str) -> tuple[str, str]:
@@ -182,9 +190,15 @@ def _is_listed(index: NameIndex, row: _Row) -> bool:
 
 
 def _match_labels(
-    listed: Sequence[_Row], images: Sequence[Path], index: NameIndex, source: str, cure: str
+    listed: Sequence[_Row],
+    images: Sequence[Path],
+    index: NameIndex,
+    source: tuple[str, str],
+    *,
+    need_all: bool,
 ) -> tuple[str, ...]:
-    """Return the label of each image, from the rows of a source."""
+    """Return the label of each image, from the rows of a source, which comes with the cure for faults."""
+    name_of_source, cure = source
     labels, problems = dict[int, str](), Problems()
     for where, name, label in listed:
         try:
@@ -197,11 +211,17 @@ def _match_labels(
         first_label = labels.setdefault(number, label)
         if first_label != label:
             problems.add(where, f"a second label {label!r} of {name}, beside {first_label!r}")
-    for number, image in enumerate(images):
-        if number not in labels:
-            problems.add(image, f"an image without a label in {source}")
-    problems.raise_if_any(counted(len(problems), "label is bad", "labels are bad"), cure)
-    return tuple(labels[number] for number in range(len(images)))
+    unlabeled = [number for number in range(len(images)) if number not in labels]
+    for number in unlabeled if need_all else ():
+        problems.add(images[number], f"an image without a label in {name_of_source}")
+    heading = counted(len(problems), "label is bad", "labels are bad")
+    if need_all:
+        problems.raise_if_any(heading, cure)
+    problems.warn_if_any(log, heading)
+    if unlabeled:
+        count = counted_of(len(unlabeled), len(images), "image", "has", "have")
+        log.info("%s no label in %s", count, name_of_source)
+    return tuple(labels.get(number, "") for number in range(len(images)))
 
 
 def describe_lack(folder: Path, kinds: Sequence[str], names: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from lit_data.annotations.mark_files import ANNOTATION_SUFFIXES, read_annotation
 from lit_data.annotations.marked import Annotated
 from lit_data.annotations.tables import ListedLabels, read_labels
 from lit_data.core.addresses import is_sharded
-from lit_data.core.errors import ConfigError, DataError, Problems, list_problems, show_path
+from lit_data.core.errors import ConfigError, Problems, list_problems, show_path
 from lit_data.core.files import write_json
 from lit_data.core.names import warn_of_names
 from lit_data.core.progress import track
@@ -386,12 +386,8 @@ class InspectionFiles(MaskedImageFolder):
         """Read a CSV of labels if no folder has good images; None if it is not needed or not found."""
         if not self.takes_labels or GOOD in image_set.kinds:
             return None
-        try:
-            return read_labels(self.folder, image_set.images, image_set.excluded)
-        except DataError:
-            if self.splits != UNDIVIDED:
-                raise
-        return None  # images that are only predicted need no labels
+        need_all = self.splits != UNDIVIDED  # images that are only predicted need no labels
+        return read_labels(self.folder, image_set.images, image_set.excluded, need_all=need_all)
 
     def _join_parts(self, image_set: InspectionSet) -> InspectionSet:
         """Return the set with several masks of an image joined into one, drawn once: the union of their marks."""

@@ -29,7 +29,7 @@ from lit_data.datasets.layouts import (
     leave_out_stray,
 )
 from lit_data.datasets.occupancy import PartialMasks
-from lit_data.datasets.splits import search_names
+from lit_data.datasets.splits import UNDIVIDED, search_names
 from lit_data.images.bank import ImageBank
 from lit_data.images.decoders import ImageDecoder
 from lit_data.images.scaling import FittedDecoder
@@ -86,23 +86,32 @@ class LabelledFiles(InspectionFiles):
         if self.class_pattern is not None:
             add_label_files(self.leftovers, self.folder, "classes")
             return self._name_by_pattern(image_set, self.class_pattern)
-        table = read_labels(self.folder, image_set.images, image_set.excluded)
+        files = self.folder, image_set.images, image_set.excluded
+        table = read_labels(*files, need_all=not self._is_predicted)
         if table is None and not any(image_set.kinds):
-            table = read_list_labels(self.folder, image_set.images, image_set.excluded)
+            table = read_list_labels(*files, need_all=not self._is_predicted)
         used = () if table is None else table.files
         add_label_files(self.leftovers, self.folder, "classes", used)
         if table is not None:
             return replace(image_set, kinds=table.labels)
+        if self._is_predicted:
+            return image_set
         image_set = leave_out_stray(self.folder, image_set)
         has_classes = self.splits == "auto" and any(image_set.kinds)
         return self._leave_out_nameless(image_set) if has_classes else image_set
+
+    @property
+    def _is_predicted(self) -> bool:
+        """True for images that are only predicted, which need no labels."""
+        return self.splits == UNDIVIDED
 
     def _name_by_pattern(self, image_set: InspectionSet, pattern: str) -> InspectionSet:
         names = [self.name(path) for path in image_set.images]
         kinds = []
         for kind in search_names(names, pattern, "data.class_pattern"):
             kinds.append(kind or "")
-        return self._leave_out_nameless(replace(image_set, kinds=tuple(kinds)))
+        image_set = replace(image_set, kinds=tuple(kinds))
+        return image_set if self._is_predicted else self._leave_out_nameless(image_set)
 
     def _leave_out_nameless(self, image_set: InspectionSet) -> InspectionSet:
         named: list[int] = []

@@ -11,7 +11,7 @@ import torch
 from lightning import LightningModule
 from torch import Tensor
 
-from lit_data.core.errors import ConfigError
+from lit_data.core.errors import ConfigError, DataError
 from lit_data.core.types import Batch
 from lit_data.datamodules import LabelledImageDataModule
 from lit_data.loading import LoaderOptions
@@ -102,6 +102,37 @@ def test_without_a_good_class_there_is_no_verdict(
         ConfigError, match=r"image_threshold=0.5: no class .*data.good=\[\"NAME\"\]"
     ):
         predict(data, Greyer(), tmp_path / "other", image_threshold=0.5)
+
+
+@pytest.mark.parametrize("form", ["labels.csv", "train.txt", "pattern"])
+def test_images_without_a_label_are_predicted(
+    form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    greys = {"ok1.png": 20, "dent2.png": 220, "new.png": 240, "3.png": 10}
+    options: dict[str, Any] = {"classes": ["ok", "dent"], "splits": "none"}
+    if form == "pattern":
+        options["class_pattern"] = "^(ok|dent)"
+    else:
+        (tmp_path / "images").mkdir()
+        separator = "," if form == "labels.csv" else " "
+        rows = ["image,label"] if form == "labels.csv" else []
+        rows += [f"{name}.png{separator}{name[:-1]}" for name in ("ok1", "dent2", "ok9")]
+        (tmp_path / "images" / form).write_text("\n".join(rows))
+    with caplog.at_level(logging.INFO):
+        data = _open(tmp_path, greys, **options)
+    predict(data, Greyer(), tmp_path / "out")
+    truth = {row["image"]: row["truth"] for row in read_rows(tmp_path / "out/labels.csv")}
+    assert truth == {"ok1.png": "ok", "dent2.png": "dent", "new.png": "", "3.png": ""}
+    verdicts = {row["image"]: row["verdict"] for row in read_rows(tmp_path / "out/images.csv")}
+    assert verdicts["new.png"] == "defect"
+    if form != "pattern":
+        assert "1 label is bad" in caplog.text
+        assert "ok9.png" in caplog.text
+        assert f"2 of 4 images have no label in {tmp_path}/images/{form}" in caplog.text or (
+            "2 of 4 images have no label in train.txt" in caplog.text
+        )
+        with pytest.raises(DataError, match="3 labels are bad"):
+            _open(tmp_path, greys, **{**options, "splits": {"train": 1.0}})
 
 
 def test_only_defects_have_no_auroc(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Experiment of a command line that names none: that of its checkpoint, or a proposal by its folder."""
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from lit_data.core.errors import ConfigError, DataError, escape, show_path
 from lit_data.core.opening import open_source
 from lit_data.core.wings import recognize
 from lit_data.images.npy import read_array_header
+from lit_inspect.layouts import ROLES
 
 if TYPE_CHECKING:
     from lit_data.datasets.layouts import InspectionSet
@@ -23,6 +25,8 @@ _NAMED = ("best", "last", "latest")
 _MOST_CHANNELS = 4
 _MASKED = ("folder", "beside")
 """Layouts of inspection images with masks."""
+_TARGETS = re.compile("targets?")
+_REFERENCES = re.compile("(ref(erence)?s?|golden|templates?)[ _-]?[12]?")
 
 
 def choose_experiment(tree: ConfigTree, words: Sequence[str]) -> str:
@@ -45,9 +49,9 @@ def choose_experiment(tree: ConfigTree, words: Sequence[str]) -> str:
     if tree.command in _OF_TRAINED and has_checkpoint:
         return _read_experiment(ckpt, run, experiments)
     root = texts.get("data.root")
-    for name in () if root is None else _recognize(root):
+    for name, *options in () if root is None else _recognize(root):
         if name in experiments:
-            line = shlex.join(["lit-data", tree.command, f"experiment={name}", *words])
+            line = shlex.join(["lit-data", tree.command, f"experiment={name}", *options, *words])
             raise ConfigError(
                 f"no experiment is chosen, and {show_path(root or '')} looks like {name}: {line}"
             )
@@ -77,13 +81,39 @@ def _read_experiment(ckpt: str | None, run: str | None, experiments: Sequence[st
     return name
 
 
-def _recognize(root: str) -> Iterator[str]:
-    """Yield the experiments that a folder may be for, the likeliest first; no image is decoded."""
-    from lit_data.datasets.layouts import find_inspection_set
-
+def _recognize(root: str) -> Iterator[Sequence[str]]:
+    """Yield the experiments that a folder may be for, each with the options that it needs, the likeliest first."""
     folder = Path(root).expanduser().resolve()
     if is_remote(root) or not folder.is_dir():
         return
+    options = _find_references(folder)
+    if options:
+        yield "stripe", *options
+    for name in _recognize_images(folder):
+        yield (name,)
+
+
+def _find_references(folder: Path) -> list[str]:
+    """Return the layout of a folder of targets beside one or two of references; empty for others."""
+    targets, references = list[str](), list[str]()
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and _TARGETS.fullmatch(path.name.lower()):
+            targets.append(path.name)
+        elif path.is_dir() and _REFERENCES.fullmatch(path.name.lower()):
+            references.append(path.name)
+    layout = {1: "pairs", 2: "files"}.get(len(references))
+    if len(targets) != 1 or layout is None:
+        return []
+    globs = []
+    for role, name in zip(ROLES, [*targets, *references], strict=False):
+        globs.append(f'{role}: "{name}/*"')
+    return [f"data.layout={layout}", f"data.files={{{', '.join(globs)}}}"]
+
+
+def _recognize_images(folder: Path) -> Iterator[str]:
+    """Yield the experiments that the images of a folder may be for; none of them is decoded."""
+    from lit_data.datasets.layouts import find_inspection_set
+
     images = None
     with suppress(DataError):
         images = find_inspection_set(folder)

@@ -77,7 +77,9 @@ def warn_of_names(classes: Iterable[str]) -> None:
             "it one name",
             "; ".join(twins),
         )
-    missing = [ascii(name) for word in sorted(_MISSING & alike.keys()) for name in alike[word]]
+    missing: list[str] = []
+    for word in sorted(_MISSING & alike.keys()):
+        missing += map(ascii, alike[word])
     if missing:
         log.warning(
             "labels that often mean an empty cell are classes like any other: %s; leave the cell "

@@ -1,5 +1,6 @@
 """Command lines without an experiment: which one a folder looks like."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,6 +45,35 @@ def _draw(root: Path, names: tuple[str, ...]) -> None:
             np.save(path, np.zeros((4, 8, 8), np.int16))
         else:
             path.write_text(TEXTS.get(name, "0 0.5 0.5 0.2 0.2\n"))
+
+
+@pytest.mark.parametrize(
+    ("folders", "layout", "files"),
+    [
+        (("target", "reference"), "pairs", '{target: "target/*", ref1: "reference/*"}'),
+        (
+            ("Targets", "ref_1", "ref_2"),
+            "files",
+            '{target: "Targets/*", ref1: "ref_1/*", ref2: "ref_2/*"}',
+        ),
+    ],
+)
+def test_folders_of_targets_and_references_are_no_masks(
+    folders: tuple[str, ...], layout: str, files: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "set"
+    _draw(root, tuple(f"{folder}/{name}.png" for folder in folders for name in "ab"))
+    with pytest.raises(ConfigError, match="set looks like stripe: ") as caught:
+        api.start("fit", f"data.root={root}")
+    words = shlex.split(str(caught.value).partition("stripe: ")[2])
+    expected = ["lit-data", "fit", "experiment=stripe", f"data.layout={layout}"]
+    assert words == [*expected, f"data.files={files}", f"data.root={root}"]
+
+
+def test_a_folder_of_targets_beside_images_has_masks(tmp_path: Path) -> None:
+    _draw(tmp_path, ("images/a.png", "images/b.png", "targets/a.png", "targets/b.png"))
+    with pytest.raises(ConfigError, match=" looks like segmentation: "):
+        api.start("fit", f"data.root={tmp_path}")
 
 
 @pytest.mark.parametrize("kind", list(TREES))

@@ -264,9 +264,10 @@ def predict_scores(prediction: Prediction) -> list[dict[str, Any]]:
     replace(prediction, run=replace(prediction.run, lists_defects=False)).start()
     path = prediction.run.folder / _TABLE
     with path.open(newline="", encoding="utf-8") as file:
-        return [
-            {key: restore_cell(cell) for key, cell in row.items()} for row in csv.DictReader(file)
-        ]
+        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    for row in rows:
+        row["image"] = restore_cell(row["image"])
+    return rows
 
 
 def _write_verdicts(

@@ -16,7 +16,7 @@ from typing_extensions import override
 from lit_data.annotations.formats import add_label_files
 from lit_data.core.addresses import is_sharded
 from lit_data.core.checks import check_choice
-from lit_data.core.errors import ConfigError, DataError, list_problems, show_path
+from lit_data.core.errors import ConfigError, DataError, list_problems
 from lit_data.core.types import NEUTRAL, Ints, PathText
 from lit_data.core.wings import find_part
 from lit_data.datamodules.source import FileKeywords, Source
@@ -306,8 +306,6 @@ class MaskedImageFolder(ImageFolder):
     @cached_property
     def mask_options(self) -> MaskOptions:
         """Options for reading the masks: `mask_read`, with `invert` chosen from the masks if it is `auto`."""
-        if self.shards is not None:
-            return self.mask_read
         return choose_inversion([Path(mask.paths[0]) for mask in self.list_masks()], self.mask_read)
 
     @property
@@ -423,8 +421,7 @@ class MaskedImageFolder(ImageFolder):
         if orphans:
             problems = list_problems([(str(path), "a mask without an image") for path in orphans])
             raise problems.make_error(
-                counted(len(orphans), "mask has", "masks have")
-                + f" no image in {show_path(self.folder)}"
+                counted(len(orphans), "mask has", "masks have") + f" no image in {self.shown_root}"
             )
 
     @override

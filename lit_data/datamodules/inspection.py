@@ -10,7 +10,7 @@ import numpy as np
 from typing_extensions import override
 
 from lit_data.core.checks import check_choice
-from lit_data.core.errors import ConfigError, show_path
+from lit_data.core.errors import ConfigError
 from lit_data.core.types import NEUTRAL, Array, Bools, Ints, PathText, Size, Stage
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image import PATCH_PX, Augment, ImageDataModule, choose_grid
@@ -181,7 +181,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
             raise ConfigError(self._find_doubt())
         if self.train_on == "good" and stage == "train" and not len(images):
             raise ConfigError(
-                f"{show_path(self.source.folder)}: train has no image without a defect, and "
+                f"{self.source.shown_root}: train has no image without a defect, and "
                 "data.train_on=good trains on those only: add images of good parts, or check "
                 "masks, folders and data.splits"
             )
@@ -208,7 +208,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         has_mask = np.zeros(0, np.bool_) if masks is None else masks.of_image >= 0
         if len(images) and has_mask.any() and not has_mask[images].any():
             raise ConfigError(
-                f"{show_path(self.source.folder)}: no image of train has a mask, and masks of "
+                f"{self.source.shown_root}: no image of train has a mask, and masks of "
                 f"other splits are not used for training unless you ask for it: {TO_SHARE} "
                 "splits all images; experiment=anomaly trains on good images alone"
             )
@@ -221,7 +221,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
             return ""
         example = min(kinds, key=lambda kind: (names_defect(kind), kind))
         return (
-            f"{show_path(self.source.folder)}: {doubt}. Name all folders with good parts, such "
+            f"{self.source.shown_root}: {doubt}. Name all folders with good parts, such "
             f"as 'data.good=[\"{example}\"]'; 'data.good=[\"*\"]' means all"
         )
 
@@ -373,7 +373,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
 
     @override
     def open_source(self) -> None:
-        log.info("%s: %s", show_path(self.source.folder), self._describe_plans())
+        log.info("%s: %s", self.source.shown_root, self._describe_plans())
         super().open_source()
         # Nothing to log about images that are only predicted, which are in one split.
         if sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1:

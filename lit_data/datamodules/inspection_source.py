@@ -16,7 +16,7 @@ from lit_data.annotations.mark_files import ANNOTATION_SUFFIXES, read_annotation
 from lit_data.annotations.marked import Annotated
 from lit_data.annotations.tables import ListedLabels, read_labels
 from lit_data.core.addresses import is_sharded
-from lit_data.core.errors import ConfigError, Problems, list_problems, show_path
+from lit_data.core.errors import ConfigError, Problems, list_problems
 from lit_data.core.files import write_json
 from lit_data.core.names import warn_of_names
 from lit_data.core.progress import track
@@ -39,7 +39,7 @@ from lit_data.datasets.splits import UNDIVIDED
 from lit_data.datasets.synthetic.surface_set import InspectionSampleSpec
 from lit_data.images.bank import ImageBank
 from lit_data.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
-from lit_data.images.mask_choice import choose_inversion, choose_mask_options
+from lit_data.images.mask_choice import VOC_FOLDER, choose_inversion, choose_mask_options
 from lit_data.images.masks import MaskOptions
 from lit_data.images.read_options import ReadOptions
 from lit_data.images.readers import read_image
@@ -189,10 +189,14 @@ class InspectionFiles(MaskedImageFolder):
         files: dict[str, Path] = {}
         mask_names: list[str | None] = []
         for number, mask in enumerate(self.image_set.masks):
-            name = None if mask is None else f"masks/{number}{mask.suffix}"
+            if mask is None:
+                mask_names.append(None)
+                continue
+            # The name of that folder decides how its masks are read.
+            folder = VOC_FOLDER if mask.parent.name.startswith(VOC_FOLDER) else "masks"
+            name = f"{folder}/{number}{mask.suffix}"
             mask_names.append(name)
-            if name is not None and mask is not None:
-                files[name] = mask
+            files[name] = mask
         listing = {
             "layout": self.image_set.layout,
             "images": [self.name(image) for image in self.image_set.images],
@@ -233,9 +237,7 @@ class InspectionFiles(MaskedImageFolder):
     def mask_options(self) -> MaskOptions:
         """Options for reading the masks: `mask_read`, or numbers of `classes`."""
         is_drawn = self.image_set.layout in _DRAWN
-        masks: list[Path] = []
-        if self.shards is None and not is_drawn:
-            masks = [Path(mask.paths[0]) for mask in self.list_masks()]
+        masks = [] if is_drawn else [Path(mask.paths[0]) for mask in self.list_masks()]
         # Masks that were drawn from annotations contain numbers, whatever `mask_read` is.
         options = MaskOptions(ignore=IGNORED) if is_drawn else self.mask_read
         if self.classes is None or self._kinds_are_classes:
@@ -289,7 +291,7 @@ class InspectionFiles(MaskedImageFolder):
     def describe_lack(self) -> str:
         """Return a message that no masks were found, with advice."""
         return (
-            f"{show_path(self.folder)}: no masks were found: name their folder with data.masks, "
+            f"{self.shown_root}: no masks were found: name their folder with data.masks, "
             "see docs/masks.md for the layouts that are known, draw defects with "
             "synthesis=library, or use experiment=anomaly, which needs only good "
             f"images{self.leftovers.quote()}"

@@ -145,6 +145,11 @@ class Source(FileOptions, ABC):
         folder = Path(self.root) if self._elsewhere is None else self._elsewhere.folder
         return self._hold_alone(folder) if folder.is_file() else folder
 
+    @property
+    def shown_root(self) -> str:
+        """The root for a message: as it was given if its files are stored elsewhere, else the folder."""
+        return show_path(self.folder if self._elsewhere is None else str(self.root))
+
     def refresh(self) -> None:
         """Update the mirror of a root on a server, or the index of a set of shards."""
         if self._elsewhere is not None:

@@ -28,12 +28,14 @@ from lit_inspect.counts import counted, inflect
 
 log = logging.getLogger(__name__)
 
+VOC_FOLDER = "SegmentationClass"
+"""Beginning of the name of a folder whose masks may hold 255 for ignored pixels."""
+
 _SAMPLED_MASKS = 64
 _SAMPLED_PIXELS = 2**16  # of an image; a picture has more colours there than a mask
 _MOST_LABEL_BYTES = 100_000
 _MOST_COLOURS = 32  # of classes; pictures have far more
 _MOST_CLASSES = 16  # small numbers that count as classes
-_VOC_FOLDER = "SegmentationClass"
 _MOST_VOC = 32  # numbers of classes, beside 255
 _END = 32  # grey levels next to black and to white
 # Values that class numbers beside 255 for ignored pixels do not use.
@@ -71,7 +73,7 @@ def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOpti
     if options.classes > 2 or options.colours is not None:
         return options
     counts = sum(readable, np.zeros(256, np.int64))
-    if sampled[0].parent.name.startswith(_VOC_FOLDER) and _are_of_voc(counts):
+    if sampled[0].parent.name.startswith(VOC_FOLDER) and _are_of_voc(counts):
         reason = (
             "masks in the style of VOC, where 255 is ignored (data.mask_read.ignore=255): "
             "values from"

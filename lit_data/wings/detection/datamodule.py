@@ -15,7 +15,7 @@ from lit_data.annotations.labels import LabelTable
 from lit_data.augment import Augmentation, Layers, draw_tiles, pack_tiles, stage_augmentations
 from lit_data.core.batch_form import count_samples, slice_batch
 from lit_data.core.checks import check_choice
-from lit_data.core.errors import ConfigError, DataError, show_path
+from lit_data.core.errors import ConfigError, DataError
 from lit_data.core.grid import pair_px
 from lit_data.core.mosaic import FILL, MosaicSpec
 from lit_data.core.rng import find_streams
@@ -254,7 +254,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         synthetic = self._choose_synthetic(stage)
         if stage != "predict" and synthetic is None and not self.files.labels.object_count:
             raise DataError(
-                f"{show_path(self.source.folder)}: no image has a box, so there is nothing to learn or to score; see "
+                f"{self.source.shown_root}: no image has a box, so there is nothing to learn or to score; see "
                 "docs/detection.md for the labels that are known"
             )
         numbers = range(len(self.bank)) if stage == "predict" else self.files.splits[stage]
@@ -426,9 +426,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
                 folder=self.source.kept_folder,
             )
             self.files = keep_groups_together(self.files, groups, self.source.split_seed)
-        log.info(
-            "%s: %s", show_path(self.source.folder), self.files.labels.describe(self.files.splits)
-        )
+        log.info("%s: %s", self.source.shown_root, self.files.labels.describe(self.files.splits))
         self.windows = self.source.cut(self.files, self.bank, self.fill)
         if self._has_ignored:
             keys = dict.fromkeys((*self.batch_keys, IGNORED_KEY, IGNORED_KEY + COUNT_SUFFIX))

@@ -320,10 +320,10 @@ class CTSource(Source):
                 bad_names.add(path, fault)
             raise bad_names.make_error(
                 counted(len(bad_names), "bad name or volume", "bad names and volumes")
-                + f" under {show_path(self.folder)}"
+                + f" under {self.shown_root}"
             ) from error
         names = counted(len(bad_names), "bad name")
-        bad_names.raise_if_any(f"{names} under {show_path(self.folder)}")
+        bad_names.raise_if_any(f"{names} under {self.shown_root}")
         return sources, store
 
     def check(self) -> dict[str, int]:

@@ -15,6 +15,7 @@ from lit_data.core.errors import ConfigError
 from lit_data.core.mosaic import MosaicSpec
 from lit_data.datamodules import BaseDataModule, InspectionDataModule
 from lit_data.datasets.balanced_patches import SamplingOptions
+from lit_data.images.masks import MaskOptions
 from lit_data.images.writing import write_png
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.wings.detection import DetectionDataModule
@@ -69,6 +70,36 @@ def open_data(sets: Path, tmp_path: Path) -> Open:
 def read_indices(loader: MicroBatchLoader, epoch: int = 0) -> list[int]:
     loader.set_epoch(epoch)
     return torch.cat([batch["index"] for batch in loader]).tolist()
+
+
+GRAY_EDGES = np.repeat(np.uint8([0, 9, 90, 245, 251, 255]), (380, 20, 4, 4, 4, 100)).reshape(16, 32)
+IGNORED_EDGES = np.repeat(np.uint8([0, 255, 1]), (400, 12, 100)).reshape(16, 32)
+COLORS = np.repeat(np.uint8([[0, 0, 0], [0, 0, 200], [0, 200, 0]]), (400, 60, 52), 0)
+
+
+@pytest.mark.parametrize(
+    ("folder", "mask", "classes"),
+    [
+        ("masks", GRAY_EDGES, None),
+        ("SegmentationClass", IGNORED_EDGES, None),
+        ("masks", COLORS.reshape(16, 32, 3), ["pit", "scratch"]),
+    ],
+)
+def test_masks_are_read_as_those_of_the_files(
+    tmp_path: Path, folder: str, mask: Any, classes: list[str] | None
+) -> None:
+    for number in range(4):
+        image = np.random.default_rng(number).integers(0, 200, (16, 32), np.uint8)
+        write_png(tmp_path / "set/JPEGImages" / f"{number}.png", image)
+        write_png(tmp_path / "set" / folder / f"{number}.png", mask)
+    options = {"classes": classes, "patch_px": 16, "splits": {"train": 0.5, "val": 0.5}}
+    local = open_module(InspectionDataModule, tmp_path / "set", tmp_path / "cache", **options)
+    local.source.publish(str(tmp_path / "set.shards"))
+    there = open_module(
+        InspectionDataModule, tmp_path / "set.shards", tmp_path / "other", **options
+    )
+    assert there.source.mask_options == local.source.mask_options != MaskOptions()
+    _compare(there, local, fits=True)
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])

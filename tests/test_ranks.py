@@ -323,6 +323,9 @@ def test_every_command_gives_with_two_ranks_what_it_gives_with_one(tmp_path: Pat
             words = (f"trainer={name}", f"data.loader.batch_size={batch_size}")
             code, output = _call(command, folder, *words, "callbacks.amp.precision=fp32")
             assert code == 0, output
+            said = re.findall("^(.* loader|.* has no masks):", output, re.MULTILINE)
+            assert said.count("val has no masks") == (command == "fit")
+            assert sorted(said) == sorted(set(said))  # by one rank alone
             assert output.count("summary.json") == 1
             (path,) = (folder / "runs" / command).rglob("summary.json")
             found.setdefault(command, []).append(json.loads(path.read_text()))

@@ -441,7 +441,8 @@ class ScoredModule(LightningModule):
         if self.notes_loss and self._is_validating:
             # So that a rank without a batch takes part.
             self.losses.update(torch.zeros(0, device=self.device))
-            self.log(f"{stage}/loss", self.losses.compute(), batch_size=1)
+            # The mean over all ranks already; Lightning warns without `sync_dist`.
+            self.log(f"{stage}/loss", self.losses.compute(), batch_size=1, sync_dist=True)
             self.losses.reset()
         for name, value in self.take_scores(stage).items():
             in_bar = not any(part in name for part in self.not_in_bar)

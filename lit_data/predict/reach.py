@@ -108,13 +108,16 @@ def measure_overlap_px(
     reach_px = find_reach_px(forward, channels, measured_px, multiple_px=options.multiple_px)
     shorter_px = min(height_px, width_px)
     if reach_px is None or 2 * reach_px > shorter_px // 2:
-        log.warning(
-            "the net's receptive field is too large for tiles of %d px, so seams may differ from a "
-            "prediction of the whole image: set predict.tile_px and predict.overlap_px, or "
-            "predict.blend=gaussian",
-            shorter_px,
+        overlap_px = shorter_px // 4
+        log.info(
+            "tiles of %d x %d px overlap by %d px, less than the net sees: near seams, results may "
+            "differ a little from a prediction of the whole image (predict.blend=gaussian hides "
+            "them)",
+            height_px,
+            width_px,
+            overlap_px,
         )
-        return shorter_px // 4
+        return overlap_px
     # Each tile keeps its half of the overlap, and needs the net's reach beyond it.
     overlap_px = 2 * reach_px
     log.info(

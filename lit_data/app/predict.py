@@ -77,7 +77,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
             _warn_of_nothing_to_resume(folder, options)
         metrics, bad = prediction.start()
     if bad:
-        raise _describe_bad(bad, folder, metrics)
+        raise _describe_bad(bad, getattr(bank, "skipped", ()), folder, metrics)
     return metrics
 
 
@@ -288,14 +288,19 @@ def _identify(
 
 
 def _describe_bad(
-    bad: Sequence[tuple[str, str]], folder: LocalFolder | RemoteFolder, metrics: Mapping[str, Any]
+    bad: Sequence[tuple[str, str]],
+    listed: Sequence[tuple[str, str]],
+    folder: LocalFolder | RemoteFolder,
+    metrics: Mapping[str, Any],
 ) -> PartlyDoneError:
-    problems = list_problems(bad)
+    """Return the error at the end, which shows the bad inputs that were not listed at the start."""
+    problems = list_problems(sorted(set(bad) - set(listed)))
     headline = (
         counted(len(bad), "input is bad and has", "inputs are bad and have")
-        + f" no prediction; the predictions of all others are in {folder}"
+        + f" no prediction; the predictions of all others are in {folder}, with bad.csv"
     )
-    error = PartlyDoneError(problems.describe(headline), metrics)
+    text = problems.describe(headline) if len(problems) else headline
+    error = PartlyDoneError(text, metrics)
     error.problems = problems.entries
     return error
 

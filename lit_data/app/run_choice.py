@@ -67,9 +67,11 @@ def choose_best(folder: Path, names: Sequence[str]) -> Path | None:
     alike = [run for run in usable if (run.monitor, run.root) == (newest.monitor, newest.root)]
     scored = [run for run in alike if run.score is not None and run.sign]
     best = max(scored, key=_read_rank) if scored else newest
-    checkpoint = folder / best.written.name
-    log.info("checkpoint: %s: %s", show_path(checkpoint), _explain(best, scored, len(usable)))
-    return checkpoint
+    # The record of the checkpoint, with its path and scores, is logged when it is loaded.
+    log.info(
+        "checkpoint of %s: %s", show_path(best.written.run), _explain(best, scored, len(usable))
+    )
+    return folder / best.written.name
 
 
 def choose_newest(folder: Path, names: Sequence[str]) -> Path | None:
@@ -113,15 +115,14 @@ def _list_usable(runs: Sequence[FitRun], folder: Path) -> list[FitRun]:
 
 
 def _explain(best: FitRun, scored: Sequence[FitRun], usable: int) -> str:
-    """Return the score of the run that is taken, and why it is that one."""
+    """Return why the run is taken."""
     reason = "the newest run, because no score compares them"
     if best.score is not None:
-        reason = f"{best.monitor} {best.score:.4g}, the best of {len(scored)} runs on its data"
+        reason = f"the best of {len(scored)} runs on its data by {best.monitor}"
     if usable == 1:
-        score = "" if best.score is None else f"{best.monitor} {best.score:.4g}, "
-        reason = f"{score}the only run that finished"
+        reason = "the only run that finished"
         if not best.has_ended:
-            reason = f"{score}the only run, which is not finished"
+            reason = "the only run, which is not finished"
     return f"{reason}; run=FOLDER selects another"
 
 

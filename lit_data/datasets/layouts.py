@@ -322,7 +322,8 @@ def leave_out_stray(folder: Path, image_set: InspectionSet) -> InspectionSet:
         return image_set
     stray = on_top[0]
     log.warning(
-        "%s is skipped, because it is not in a folder of a kind; move it into one if it belongs there",
+        "%s is skipped, because it is not in a folder like the other images; move it into one if it "
+        "belongs there",
         show_path(image_set.images[stray]),
     )
     return image_set.keep([*range(stray), *range(stray + 1, len(image_set.images))])

@@ -81,7 +81,7 @@ def test_the_best_run_is_taken_and_its_score_is_said(
         runs.add(name, score)
     assert runs.choose() == "b"
     first = caplog.messages[0]
-    assert first.startswith(f"checkpoint: {runs.folder}/b/{BEST}: val/ap 0.587, the best of 3 runs")
+    assert first.startswith("checkpoint of b: the best of 3 runs on its data by val/ap; ")
     assert first.endswith("run=FOLDER selects another")
     assert (runs.choose(ckpt="last"), runs.choose(run="latest")) == ("b", "c")
 

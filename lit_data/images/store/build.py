@@ -291,7 +291,8 @@ def _check_space(folder: Path, needed_bytes: int, images: int) -> None:
     free_bytes = shutil.disk_usage(folder).free
     needed = decimal(needed_bytes)
     free = decimal(free_bytes)
-    count = counted(images, "image")
+    # Masks have a store of their own beside that of the images.
+    count = counted(images, "mask" if folder.name.startswith("masks") else "image")
     log.info("store: %s, %s (%s free) in %s", count, needed, free, show_path(folder))
     if needed_bytes > free_bytes:
         raise no_space(folder, needed_bytes, free_bytes, "checked before writing")

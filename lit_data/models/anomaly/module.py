@@ -108,6 +108,7 @@ class AnomalyModule(OnePassModule):
         self.margin = margin
         self.balanced = balanced
         self.smooth_px = smooth_px
+        self._logged = ""
         self.freeze_net()
         self.register_buffer("threshold", torch.tensor(1.0))
         self.register_buffer("pixel_mean", torch.zeros(1))
@@ -309,26 +310,24 @@ class AnomalyModule(OnePassModule):
             defective: [m] highest probabilities of defective images.
 
         Returns:
-            ``threshold``, ``good_images`` and ``defective_images``; the last is 0 if these were not
-            used.
+            ``threshold`` and ``good_images``, with ``defective_images`` if these were used.
         """
         before = self.threshold.cpu()
         chosen = find_distance(good.double().quantile(self.quantile), before) * (1 + self.margin)
         source = f"quantile {self.quantile:g} of {counted(len(good), 'good validation image')}"
-        used = torch.zeros(())
+        used: dict[str, Tensor] = {}
         if self.balanced and can_balance(good, defective):
             balanced = find_distance(balance(good.double(), defective.double()), before)
-            used = torch.tensor(float(len(defective)))
+            used["defective_images"] = torch.tensor(float(len(defective)))
             chosen = torch.minimum(chosen, balanced)
             source += f", balanced with {counted(len(defective), 'defective one')}"
         self.threshold = chosen.clamp(min=1e-6).to(self.threshold)
-        log.info("threshold %.4g: %s", self.threshold, source)
+        text = f"threshold {self.threshold:.4g}: {source}"
+        if text != self._logged:  # validation of the best checkpoint chooses the same again
+            log.info("%s", text)
+        self._logged = text
         good_images = torch.tensor(float(len(good)))
-        return {
-            "threshold": self.threshold,
-            "good_images": good_images,
-            "defective_images": used,
-        }
+        return {"threshold": self.threshold, "good_images": good_images, **used}
 
 
 def find_probability(distances: Tensor, threshold: Tensor) -> Tensor:

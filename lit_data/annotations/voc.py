@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -115,7 +116,10 @@ class NameIndex:
         Raises:
             DataError: There is no such image, or more than one.
         """
-        matches = self._list_matches(_root_path(name))
+        # Tools that serve images over the web encode blanks and accents of their names.
+        matches = self._list_matches(_root_path(name)) or self._list_matches(
+            _root_path(unquote(name))
+        )
         if len(matches) > 1:
             matches = [n for n in matches if split and self._split(n) == split] or matches
             # An image takes precedence over excluded ones, any of which will do.

@@ -126,6 +126,15 @@ def test_an_image_is_found_by_any_end_of_its_path() -> None:
     assert (index.find("cafe\u0301"), index.find("a.b")) == (0, 1)
 
 
+def test_names_may_be_encoded_as_in_addresses() -> None:
+    index = NameIndex(["/set/my part.jpg", "/set/a%20b.jpg", "/set/a b.jpg"])
+    assert index.find("set/my%20part.jpg") == 0
+    assert index.find("a%20b.jpg") == 1  # the name as it is comes first
+    assert index.find("a b.jpg") == 2
+    with pytest.raises(DataError, match=r"no image is named 'c%20d\.jpg'"):
+        index.find("c%20d.jpg")
+
+
 def test_a_name_of_two_images_needs_its_folder_or_split() -> None:
     index = NameIndex(["/test/images/train/a.jpg", "/test/images/val/a.jpg"])
     with pytest.raises(DataError, match=r"2 images are named 'a.jpg'; name them with their folder"):

@@ -118,6 +118,11 @@ def read_labels(
         image_column = choose_column(columns, IMAGE_COLUMNS)
         class_column = choose_column(columns, CLASS_COLUMNS)
         if rows and image_column and class_column:
+            for name in (image_column, class_column):
+                if columns.count(name) > 1:
+                    raise DataError(
+                        f"{show_path(path)}: several columns are named {name!r}: keep one"
+                    )
             listed = [
                 _Row(f"{path}, row {line}", str(row[image_column]), read_cell(row, class_column))
                 for line, row in enumerate(rows, 2)  # the first line has the names of the columns

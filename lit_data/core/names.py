@@ -9,6 +9,7 @@ from functools import lru_cache
 
 log = logging.getLogger(__name__)
 
+_ZEROS = re.compile(r"(?<=\d)\.0+$")
 _MISSING = frozenset(("nan", "none", "null", "na", "n/a", "<na>"))
 """Words that tables write for an empty cell."""
 _WORD = re.compile(r"\d+|[A-Z]+(?![^\W\d_A-Z])|[^\W\d_][^\W\d_A-Z]*")
@@ -69,11 +70,12 @@ def warn_of_names(classes: Iterable[str]) -> None:
     """Warn of names of classes that differ only in case, blanks or Unicode form, or mean an empty cell."""
     alike: dict[str, list[str]] = defaultdict(list)
     for name in sorted(set(classes)):
-        alike[" ".join(unicodedata.normalize("NFKC", name).casefold().split())].append(name)
+        words = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+        alike[_ZEROS.sub("", words)].append(name)  # spreadsheets write 1 as 1.0
     twins = [", ".join(map(ascii, names)) for names in alike.values() if len(names) > 1]
     if twins:
         log.warning(
-            "classes differ only in case, spaces or Unicode form: %s; if they are one class, give "
+            "classes differ only in case, spaces, .0 or Unicode form: %s; if they are one class, give "
             "it one name",
             "; ".join(twins),
         )

@@ -13,7 +13,7 @@ from typing_extensions import override
 from lit_data.annotations.formats import add_label_files
 from lit_data.annotations.tables import describe_lack, read_labels, read_list_labels
 from lit_data.core.addresses import is_sharded
-from lit_data.core.errors import ConfigError
+from lit_data.core.errors import ConfigError, list_some
 from lit_data.core.grid import pair_px
 from lit_data.core.types import NEUTRAL, Ints, PathText, Size, Stage
 from lit_data.datamodules.batch_format import BatchFormat
@@ -21,6 +21,7 @@ from lit_data.datamodules.image import Augment
 from lit_data.datamodules.image_files import FolderKeywords
 from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.inspection_source import InspectionFiles
+from lit_data.datasets.balanced_splits import warn_of_contradictions
 from lit_data.datasets.good_names import choose_good_classes, find_good_names
 from lit_data.datasets.layouts import (
     InspectionSet,
@@ -93,12 +94,31 @@ class LabelledFiles(InspectionFiles):
         used = () if table is None else table.files
         add_label_files(self.leftovers, self.folder, "classes", used)
         if table is not None:
+            self._warn_of_folders(image_set, table.labels)
             return replace(image_set, kinds=table.labels)
         if self._is_predicted:
             return image_set
         image_set = leave_out_stray(self.folder, image_set)
         has_classes = self.splits == "auto" and any(image_set.kinds)
         return self._leave_out_nameless(image_set) if has_classes else image_set
+
+    def _warn_of_folders(self, image_set: InspectionSet, labels: Sequence[str]) -> None:
+        """Warn of images whose label in a table is the name of another image's folder of a class."""
+        known = set(image_set.kinds)
+        others = []
+        for path, kind, label in zip(image_set.images, image_set.kinds, labels, strict=True):
+            if kind and kind != label and label in known:
+                others.append(f"{self.name(path)} ({label})")
+        if others:
+            log.warning(
+                "%s, and the table counts: %s",
+                counted(
+                    len(others),
+                    "image has another class in the table than by its folder",
+                    "images have other classes in the table than by their folders",
+                ),
+                list_some(others),
+            )
 
     @property
     def _is_predicted(self) -> bool:
@@ -279,6 +299,7 @@ class LabelledImageDataModule(InspectionDataModule):
             numbered = (f"{number} {name}" for number, name in enumerate(self.classes or ()))
             log.info("classes: %s", ", ".join(numbered))
         self._check_good()
+        warn_of_contradictions(self.bank, self.source.names(self.bank), self.image_kinds)
         # Images that are only predicted may have classes that the model does not know.
         kinds = {*self.image_kinds, *self.good_classes} - {""}
         self._good_kinds = find_good_names(kinds, self.good)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lit_data.core.checks import check_count
-from lit_data.core.errors import ConfigError, show_path
+from lit_data.core.errors import ConfigError, list_some, show_path
 from lit_data.core.leftovers import Leftovers
 from lit_data.core.names import warn_of_names
 from lit_data.core.rng import Stream, uniform
@@ -445,6 +445,24 @@ def group_equal(bank: ImageBank) -> Ints:
     if not isinstance(bank, StoredImages):
         return np.arange(len(bank))
     return np.unique(bank.source_states, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def warn_of_contradictions(bank: ImageBank, names: Sequence[str], kinds: Sequence[str]) -> None:
+    """Warn of byte-identical images with different labels."""
+    first_of: dict[int, int] = {}
+    pairs = []
+    for number, group in enumerate(group_equal(bank).tolist()):
+        if not kinds[number]:
+            continue
+        first = first_of.setdefault(group, number)
+        if kinds[first] != kinds[number]:
+            pairs.append(f"{names[first]} and {names[number]}")
+    if pairs:
+        log.warning(
+            "%s another image with a different class: %s; correct the labels",
+            counted(len(pairs), "image is identical to", "images are identical to"),
+            list_some(pairs),
+        )
 
 
 def join_groups(*labels: Ints) -> Ints:

@@ -13,7 +13,9 @@ from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.labelled import LabelledImageDataModule
 from lit_data.wings.detection.datamodule import DetectionDataModule
 
-TWINS = "classes differ only in case, spaces or Unicode form: 'Scratch', 'scratch'; if they are one"
+TWINS = (
+    "classes differ only in case, spaces, .0 or Unicode form: 'Scratch', 'scratch'; if they are one"
+)
 
 
 def write_images(folder: Path, count: int) -> list[str]:
@@ -26,15 +28,17 @@ def write_images(folder: Path, count: int) -> list[str]:
 
 
 def test_names_that_mean_one_class_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_names(["dent", "sp\u00e4ne", "spa\u0308ne", "a b", "a\u00a0 b", "nan", "", "dent"])
+    warn_of_names(
+        ["dent", "sp\u00e4ne", "spa\u0308ne", "a b", "a\u00a0 b", "nan", "", "dent", "1", "1.0"]
+    )
     assert caplog.messages == [
-        "classes differ only in case, spaces or Unicode form: 'a b', 'a\\xa0 b'; 'spa\\u0308ne', "
+        "classes differ only in case, spaces, .0 or Unicode form: '1', '1.0'; 'a b', 'a\\xa0 b'; 'spa\\u0308ne', "
         "'sp\\xe4ne'; if they are one class, give it one name",
         "labels that often mean an empty cell are classes like any other: 'nan'; leave the cell "
         "empty for an image without a label",
     ]
     caplog.clear()
-    warn_of_names(["dent", "good", "dents", ""])
+    warn_of_names(["dent", "good", "dents", "", "1.01", "v1.10", "v1.1"])
     assert not caplog.messages
 
 

@@ -108,6 +108,32 @@ def test_masks_say_what_is_good_where_folders_say_nothing(tmp_path: Path) -> Non
     assert data.count_classes().sum(0).tolist() == [4, 4]
 
 
+def test_labels_that_contradict_each_other_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = _write(tmp_path / "set", {"dent": 4, "good": 4})
+    content = (folder / "good" / "good0.png").read_bytes()
+    (folder / "dent" / "same.png").write_bytes(content)
+    (folder / "good" / "same.png").write_bytes(content)
+    _data(tmp_path)
+    text = (
+        "1 image is identical to another image with a different class: dent/same.png and good/good0"
+    )
+    assert text in caplog.text
+    (folder / "dent" / "same.png").unlink()
+    rows = [f"{path.parent.name}/{path.name},{path.parent.name}" for path in folder.glob("*/*")]
+    rows = [row.replace("dent0.png,dent", "dent0.png,good") for row in rows]
+    (folder / "labels.csv").write_text("\n".join(["image,label", *rows]))
+    caplog.clear()
+    assert _data(tmp_path).count_classes().sum(0).tolist() == [6, 3]
+    text = "1 image has another class in the table than by its folder, and the table counts: dent/dent0"
+    assert text in caplog.text
+    assert "identical" not in caplog.text
+    (folder / "labels.csv").write_text("\n".join(["image,label,label", *rows]))
+    with pytest.raises(DataError, match=r"labels\.csv: several columns are named 'label'"):
+        _data(tmp_path)
+
+
 def test_classes_are_those_of_the_folders_unless_they_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -117,7 +117,7 @@ def read_command(words: Sequence[str]) -> Command | None:
             return None
         options.append(option)
     if rest[:1] == ["-m"]:
-        is_ours = rest[1] in _MODULES or rest[1].startswith("benchmarks.")
+        is_ours = rest[1] in _MODULES or rest[1].split(".")[0] == "benchmarks"
         return Command(options, rest[1], rest[2:]) if is_ours else None
     is_script = rest and rest[0].endswith(".py")
     return Command(options, rest[0], rest[1:]) if is_script else None

@@ -22,7 +22,7 @@ LIMIT_S = 600
 QUICK = (*outputs.QUICK, *outputs.NO_TIMELINES)
 TOYS = {
     "stripe": (*outputs.STRIPES, "data.synthesis.probability=1.0"),  # it has few patches
-    "segmentation": (*outputs.PHOTOGRAPHS, "data.patch_px=32"),
+    "segmentation": (*outputs.PHOTOGRAPHS, "data.patch_px=32", "model.net.strides_px=[2,4]"),
     "classification": (
         "model=classifier",
         "model.net.width=4",
@@ -31,7 +31,12 @@ TOYS = {
         "data.loader.batch_size=8",
         "augment=none",
     ),
-    "anomaly": ("data.samples={count: 40, size_px: [128, 128]}", "data.size_px=128"),
+    # The first blocks of the encoder: the exporter takes a second for each.
+    "anomaly": (
+        "data.samples={count: 40, size_px: [128, 128]}",
+        "data.size_px=128",
+        "model.net.strides_px=[4]",
+    ),
     # Two ranks share the samples of each split, and some validate without a box.
     "detection": (
         *outputs.BOXES,
@@ -78,9 +83,10 @@ REASONS = {  # what a refusal says, by the number of its reason on the page
     "4": r"2 processes would each train on a part of the images",
 }
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
-)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.usefixtures("few_pictures"),
+]
 
 
 def _read_table() -> dict[str, dict[str, str]]:

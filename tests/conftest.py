@@ -32,8 +32,8 @@ CONFIGURATION = str(Path(lit_data.__file__).parent / "conf")
 SHOWN_BY_PREDICT = (
     "lit_data.predict.maps.SHOWN",
     "lit_data.predict.worst_images.WORST",
-    "lit_data.wings.detection.box_errors._SHOWN",
-    "lit_data.wings.detection.predictions._SHOWN",
+    "lit_data.wings.detection.box_errors.SHOWN",
+    "lit_data.wings.detection.predictions.SHOWN",
     "lit_data.wings.watermarks.predictions.SHOWN",
 )
 

@@ -16,7 +16,7 @@ from lit_data.predict.figures import CELL_INCHES, TRUE_COLOUR, new_axes, save_fi
 from lit_data.wings.detection.box_figures import Boxes, compare_boxes, outline_box
 from lit_data.wings.detection.windows import part_boxes
 
-_SHOWN = 6
+SHOWN = 6
 _LEAST_PX = 48.0
 _AROUND = 3.0  # side of the shown window, in sides of the box
 
@@ -81,8 +81,8 @@ class BoxErrors:
             names: Names of the images.
             path: Path of the picture; without errors, nothing is drawn.
         """
-        missed = sorted(self.missed, key=lambda error: -error.area_px)[:_SHOWN]
-        alarms = sorted(self.false_alarms, key=lambda error: -error.score)[:_SHOWN]
+        missed = sorted(self.missed, key=lambda error: -error.area_px)[:SHOWN]
+        alarms = sorted(self.false_alarms, key=lambda error: -error.score)[:SHOWN]
         columns = max(len(missed), len(alarms))
         if not columns:
             return

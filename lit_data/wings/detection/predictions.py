@@ -219,7 +219,7 @@ def read_boxes(outputs: Any, classes: int) -> list[Boxes] | None:  # noqa: ANN40
 
 
 _BELOW = 0.999
-_SHOWN = 6
+SHOWN = 6
 _SHOWN_PX = 1200
 
 
@@ -368,7 +368,7 @@ class BoxWriter(BankWriter):
         errors = self._find_errors(entries)
         surest = sorted(entries, key=lambda entry: (-entry.score, self.numbers[entry.image]))
         if surest:
-            self._draw_surest(surest[:_SHOWN])
+            self._draw_surest(surest[:SHOWN])
         verdicts = self._write_verdicts(entries)
         return {
             "predict/images": len(entries),

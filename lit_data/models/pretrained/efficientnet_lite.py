@@ -196,7 +196,7 @@ class EfficientNetLite(nn.Module):
         if mirrors:
             normal = normal.flip(2, 3)
         normal = normal.contiguous(memory_format=torch.channels_last)
-        features = F.relu6(_convolve(self.conv_stem, self.bn0, normal, mirrors), inplace=True)
+        features = _clip(_convolve(self.conv_stem, self.bn0, normal, mirrors))
         maps = []
         for number, block in enumerate(self.blocks):
             features = block(features, mirrors)
@@ -279,8 +279,8 @@ class _Block(nn.Module):
     def forward(self, features: Tensor, mirrors: bool) -> Tensor:
         inner = features
         if self.expand_conv is not None:
-            inner = F.relu6(_convolve(self.expand_conv, self.bn0, inner, mirrors), inplace=True)
-        inner = F.relu6(_convolve(self.depthwise_conv, self.bn1, inner, mirrors), inplace=True)
+            inner = _clip(_convolve(self.expand_conv, self.bn0, inner, mirrors))
+        inner = _clip(_convolve(self.depthwise_conv, self.bn1, inner, mirrors))
         projected = _convolve(self.project_conv, self.bn2, inner, mirrors)
         return projected.add_(features) if self.is_residual else projected
 
@@ -302,6 +302,13 @@ def _convolve(layer: nn.Conv2d, norm: nn.BatchNorm2d, features: Tensor, mirrors:
     bias = norm.bias - mean * scale
     padding = layer.kernel_size[0] // 2
     return F.conv2d(features, weight, bias, layer.stride, padding, groups=layer.groups)
+
+
+def _clip(features: Tensor) -> Tensor:
+    """Clip to 0..6 in place; in an export by the operator that is traced in a third of the time."""
+    if torch.compiler.is_exporting():
+        return features.clamp(0, 6)
+    return F.relu6(features, inplace=True)
 
 
 def _normalise(channels: int) -> nn.BatchNorm2d:

@@ -244,7 +244,7 @@ def test_a_trained_run_goes_all_the_way(tmp_path: Path) -> None:
     words += ["model.net.width=4"]
     assert (
         commands(
-            ["fit", *words, "trainer.max_epochs=20", f"paths.run={run}", f"hydra.run.dir={run}"]
+            ["fit", *words, "trainer.max_epochs=12", f"paths.run={run}", f"hydra.run.dir={run}"]
         )
         == 0
     )

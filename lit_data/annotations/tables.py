@@ -3,16 +3,18 @@
 import csv
 import io
 import logging
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from lit_data.annotations.voc import NameIndex
 from lit_data.annotations.yolo import read_lines
 from lit_data.core.errors import DataError, Problems, show_path
 from lit_data.core.opening import decode_text, open_source, read_whole
+from lit_data.datasets.split_names import find_listed_split
 from lit_data.images.discovery import check_inside, is_hidden, list_shown
 from lit_inspect.cells import restore_cell
 from lit_inspect.counts import counted, counted_of
@@ -54,11 +56,12 @@ class ListedLabels(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """Row that names an image and its label."""
+    """Row that names an image and its label, perhaps in the list of a split."""
 
     where: str
     image: str
     label: str
+    split: str | None = None
 
 
 def read_table(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
@@ -138,10 +141,11 @@ def read_labels(
 def read_list_labels(
     folder: Path, images: Sequence[Path], excluded: Sequence[Path], *, need_all: bool = True
 ) -> ListedLabels | None:
-    """Read the label of each image from text files in the root whose lines are an image and a label.
+    """Read the label of each image from text files whose lines are an image and a label.
 
     Caffe and its descendants train from such files, ``train.txt`` and ``val.txt`` with
-    ``images/1.png 3``. They may be separated by spaces, tabs, commas or semicolons.
+    ``images/1.png 3``. They may be separated by spaces, tabs, commas or semicolons. The files lie in
+    the root, or in a folder that holds all images.
 
     Args:
         folder: The root of the set.
@@ -155,43 +159,62 @@ def read_list_labels(
     Raises:
         DataError: The files name missing images, or lack some; all are listed.
     """
-    paths = [path for path in sorted(folder.glob("*.txt")) if not is_hidden(path.name)]
-    if not paths:  # the index of many images takes long
-        return None
-    index = NameIndex(images, excluded)
-    listed, files = list[_Row](), list[Path]()
-    for path in paths:
-        check_inside(path, folder)
-        try:
-            lines = read_lines(path)
-        except DataError:  # notes in another encoding, or a folder of this name
+    ends = (min(images, default=folder), max(images, default=folder))
+    for place in list_places(folder, [path.relative_to(folder).as_posix() for path in ends]):
+        paths = [path for path in sorted(place.glob("*.txt")) if not is_hidden(path.name)]
+        if not paths:  # the index of many images takes long
             continue
-        rows = [
-            _Row(f"{path}, line {line}", *split_label(text))
-            for line, text in enumerate(lines, 1)
-            if text
-        ]
-        count = sum(_is_listed(index, row) for row in rows)
-        if count and count >= len(rows) / 2:  # otherwise a list of images, or any text
-            listed += rows
-            files.append(path)
-    if not files:
-        return None
-    names = ", ".join(path.name for path in files)
-    cure = "correct the files, or move them out of the folder if they label other images"
-    labels = _match_labels(listed, images, index, (names, cure), need_all=need_all)
-    return ListedLabels(labels, tuple(files))
+        index = NameIndex(images, excluded)
+        listed, files = list[_Row](), list[Path]()
+        for path in paths:
+            check_inside(path, folder)
+            rows = _read_rows(path)
+            count = sum(bool(row.label) and index.has(row.image) for row in rows)
+            if count and count >= len(rows) / 2:  # otherwise a list of images, or any text
+                listed += rows
+                files.append(path)
+        if files:
+            names = ", ".join(path.name for path in files)
+            cure = "correct the files, or move them out of the folder if they label other images"
+            labels = _match_labels(listed, images, index, (names, cure), need_all=need_all)
+            return ListedLabels(labels, tuple(files))
+    return None
+
+
+def list_places(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Return the folders that hold all images, the root first: lists of a set may lie in each of them.
+
+    Args:
+        folder: The root of the set.
+        names: Paths of the images relative to the root.
+    """
+    # What the first and the last have in common, all have.
+    ends = [min(names, default=""), max(names, default="")]
+    common = posixpath.commonpath([posixpath.dirname(end) for end in ends])
+    places = [folder]
+    for part in PurePosixPath(common).parts:
+        places.append(places[-1] / part)
+    return places
+
+
+def _read_rows(path: Path) -> list[_Row]:
+    """Return the lines of a text file; none if it is in another encoding, or a folder."""
+    try:
+        lines = read_lines(path)
+    except DataError:
+        return []
+    split = find_listed_split(path.stem)
+    rows = []
+    for number, text in enumerate(lines, 1):
+        if text:
+            rows.append(_Row(f"{path}, line {number}", *split_label(text), split))
+    return rows
 
 
 def split_label(text: str) -> tuple[str, str]:
     """Split a line into an image, whose name may have spaces, and a label; "" if it has none."""
     match = re.fullmatch(r"(.+?)\s*[\s,;]\s*([^\s,;]+)", text)
     return (match[1], match[2]) if match else (text, "")
-
-
-def _is_listed(index: NameIndex, row: _Row) -> bool:
-    """Return True for a row that names an image and its label."""
-    return bool(row.label) and index.has(row.image)
 
 
 def _match_labels(
@@ -205,9 +228,9 @@ def _match_labels(
     """Return the label of each image, from the rows of a source, which comes with the cure for faults."""
     name_of_source, cure = source
     labels, problems = dict[int, str](), Problems()
-    for where, name, label in listed:
+    for where, name, label, split in listed:
         try:
-            number = index.find(name)
+            number = index.find(name, split)
         except DataError as error:
             problems.add(where, str(error))
             continue

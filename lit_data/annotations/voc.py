@@ -103,7 +103,7 @@ class NameIndex:
 
     def has(self, name: str) -> bool:
         """Return True if at least one image has a name."""
-        return bool(self._list_matches(_root_path(name)))
+        return bool(self._match(name))
 
     def find(self, name: str, split: str | None = None) -> int:
         """Return the number of the image with a name.
@@ -116,10 +116,7 @@ class NameIndex:
         Raises:
             DataError: There is no such image, or more than one.
         """
-        # Tools that serve images over the web encode blanks and accents of their names.
-        matches = self._list_matches(_root_path(name)) or self._list_matches(
-            _root_path(unquote(name))
-        )
+        matches = self._match(name)
         if len(matches) > 1:
             matches = [n for n in matches if split and self._split(n) == split] or matches
             # An image takes precedence over excluded ones, any of which will do.
@@ -133,6 +130,11 @@ class NameIndex:
                 cure = "they differ only in their type: rename one, or add the type to the name"
             raise DataError(f"{len(matches)} images are named {escape(name)!r}; {cure}")
         return matches[0]
+
+    def _match(self, name: str) -> list[int]:
+        """Return the numbers of the images with a name."""
+        # Tools that serve images over the web encode blanks and accents of their names.
+        return self._list_matches(_root_path(name)) or self._list_matches(_root_path(unquote(name)))
 
     def _list_matches(self, target: str) -> list[int]:
         """Return the numbers of the images whose path ends with a target, with or without extension."""

@@ -138,7 +138,7 @@ def _has_labels(folder: Path, images: "InspectionSet") -> bool:
     from lit_data.annotations.tables import read_labels, read_list_labels
 
     labels: Sequence[str] = images.kinds
-    if not any(labels):
+    if len(set(labels)) < 2:
         try:
             listed = read_labels(folder, images.images, images.excluded)
             listed = listed or read_list_labels(folder, images.images, images.excluded)

@@ -198,7 +198,8 @@ class ImageFolder(Source):
         Args:
             scratch: Folder for files that must be written for the shards.
         """
-        return {self.name(path): path for path in find_list_files(self.folder)}
+        names = [self.name(source.paths[0]) for source in self.list_images()]
+        return {self.name(path): path for path in find_list_files(self.folder, names)}
 
     @override
     def write_into(self, shards: ShardSet) -> dict[str, int]:

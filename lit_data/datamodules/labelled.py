@@ -89,7 +89,7 @@ class LabelledFiles(InspectionFiles):
             return self._name_by_pattern(image_set, self.class_pattern)
         files = self.folder, image_set.images, image_set.excluded
         table = read_labels(*files, need_all=not self._is_predicted)
-        if table is None and not any(image_set.kinds):
+        if table is None and len(set(image_set.kinds)) < 2:  # one folder of all is no class
             table = read_list_labels(*files, need_all=not self._is_predicted)
         used = () if table is None else table.files
         add_label_files(self.leftovers, self.folder, "classes", used)

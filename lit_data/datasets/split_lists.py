@@ -11,6 +11,7 @@ from lit_data.annotations.coco import find_coco, load_coco
 from lit_data.annotations.tables import (
     IMAGE_COLUMNS,
     choose_column,
+    list_places,
     read_cell,
     read_table,
     split_label,
@@ -66,7 +67,7 @@ def find_lists(root: Path, names: Sequence[str], folders: Sequence[str] = ()) ->
 
     The places are ``data.yaml``, ``train.txt`` and so on in the root, in
     ``ImageSets/Segmentation``, ``Main`` or ``Layout``, and one table in the root with a column of
-    images and one of splits.
+    images and one of splits. A folder that holds all images is searched like the root.
 
     Args:
         root: Folder of the dataset.
@@ -76,8 +77,15 @@ def find_lists(root: Path, names: Sequence[str], folders: Sequence[str] = ()) ->
     Raises:
         DataError: A list cannot be read, or is outside the root.
     """
-    if not root.is_dir():
-        return []
+    for place in list_places(root, names):
+        start = 0 if place == root else len(place.relative_to(root).as_posix()) + 1
+        lists = _find_lists_in(place, [name[start:] for name in names], folders)
+        if lists:
+            return lists
+    return []
+
+
+def _find_lists_in(root: Path, names: Sequence[str], folders: Sequence[str]) -> list[SplitList]:
     files, subfolders = _scan(root)
     yaml = _find_yaml(root, files)
     lists = [] if yaml is None else _read_yaml_lists(yaml, names)
@@ -92,12 +100,14 @@ def find_lists(root: Path, names: Sequence[str], folders: Sequence[str] = ()) ->
     return [] if table is None else read_split_table(table)
 
 
-def find_list_files(root: Path) -> list[Path]:
-    """Find the files that list the images of a split."""
-    files, subfolders = _scan(root)
-    paths = [path for _, path in _find_list_files(root, files, subfolders)]
-    others = (_find_yaml(root, files), _find_table(root, files))
-    return paths + [path for path in others if path is not None]
+def find_list_files(root: Path, names: Sequence[str]) -> list[Path]:
+    """Find the files that list the images of a split; for args see `find_lists`."""
+    paths = list[Path | None]()
+    for place in list_places(root, names):
+        files, subfolders = _scan(place)
+        paths += [path for _, path in _find_list_files(place, files, subfolders)]
+        paths += [_find_yaml(place, files), _find_table(place, files)]
+    return [path for path in paths if path is not None]
 
 
 def find_coco_lists(root: Path) -> list[SplitList]:
@@ -121,7 +131,9 @@ def _find_yaml(root: Path, files: Sequence[Path]) -> Path | None:
 
 def _scan(root: Path) -> tuple[list[Path], list[Path]]:
     """List the text files and tables in a folder, and its folders, without the images, which may be many."""
-    files, subfolders = [], []
+    files, subfolders = list[Path](), list[Path]()
+    if not root.is_dir():
+        return files, subfolders
     with os.scandir(root) as entries:
         for entry in entries:
             if entry.name.lower().endswith((".txt", ".csv", *YAML_SUFFIXES)):
@@ -258,7 +270,7 @@ def match_lists(
             problems.add(split_list.source, f"{split_list.split} {reason}")
         for row, name in _number_rows(split_list):
             try:
-                number = _find_row(number_of, index, name)
+                number = _find_row(number_of, index, name, split_list.split)
             except DataError as error:
                 reason = f"line {row}: {error} among {counted(len(names), 'image')}"
                 problems.add(split_list.source, reason)
@@ -292,13 +304,13 @@ def _refuse_twins(splits: Mapping[str, Sequence[int]]) -> None:
             )
 
 
-def _find_row(number_of: Mapping[str, int], index: NameIndex, row: str) -> int:
+def _find_row(number_of: Mapping[str, int], index: NameIndex, row: str, split: str) -> int:
     """Return the number of the image of a row, which may begin with ``data/`` and end with labels."""
     if row in number_of:
         return number_of[row]
     without_labels = (row.split(maxsplit=1)[0], split_label(row)[0])
     # CVAT writes ``data/``.
-    for name in (row, row.removeprefix("data/"), *without_labels, row.replace("\\", "/")):
-        with suppress(DataError):
-            return index.find(name)
+    for name in (row, row.removeprefix("data/"), *without_labels):
+        if index.has(name):
+            return index.find(name, split)
     return index.find(row)  # raises an error that says what is wrong

@@ -31,7 +31,7 @@ class Scope:
     Args:
         patterns: Globs below the root, as for `lit_data.images.discovery.find_images`.
         extensions: Extensions in lower case with their dot; empty for all.
-        also: Names that are wanted regardless of patterns and extensions.
+        also: Names that are wanted in any folder, regardless of patterns and extensions.
         beside: Extensions of files that are wanted regardless of patterns.
         unhidden: Names of hidden folders whose files are included.
 
@@ -85,11 +85,15 @@ class Scope:
         parts = [part for part in name.split("/") if part]
         if any(is_hidden(part) and part not in (".", "..", *self.unhidden) for part in parts):
             return False
-        if name in self.also or name.lower().endswith(self.beside):
+        if f"/{name}".endswith(self._also) or name.lower().endswith(self.beside):
             return True
         if self.extensions is not None and not name.lower().endswith(self.extensions):
             return False
         return self._pattern.fullmatch("/".join(parts)) is not None
+
+    @cached_property
+    def _also(self) -> tuple[str, ...]:
+        return tuple(f"/{name}" for name in self.also)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:

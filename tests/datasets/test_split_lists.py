@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from lit_data.annotations.tables import read_list_labels
 from lit_data.core.errors import ConfigError, DataError
 from lit_data.core.files import write_table
 from lit_data.core.leftovers import Leftovers
@@ -62,6 +63,11 @@ def _split(root: Path, splits: Splits = "auto", names: tuple[str, ...] = NAMES) 
             "two_dot_txt": "c",
             "three_dot_txt": "d",
         },
+        {
+            "JPEGImages__train_dot_txt": "a\nb",
+            "JPEGImages__val_dot_txt": "c",
+            "JPEGImages__test_dot_txt": "d",
+        },
     ],
 )
 def test_lists_are_found_in_their_places(texts: dict[str, str], tmp_path: Path) -> None:
@@ -75,11 +81,28 @@ def test_lists_are_found_in_their_places(texts: dict[str, str], tmp_path: Path) 
     ]
 
 
+def test_names_that_images_of_several_splits_have(tmp_path: Path) -> None:
+    _write(tmp_path, set__train_dot_txt="1.png 0\n2.png 1", set__val_dot_txt="1.png 1")
+    names = ["set/train/1.png", "set/train/2.png", "set/val/1.png"]
+    parts = split_images(names, "auto", root=tmp_path)
+    assert {split: part.tolist() for split, part in parts.items()} == {
+        "train": [0, 1],
+        "val": [2],
+        "test": [],
+    }
+    assert len(find_list_files(tmp_path, names)) == 2
+    listed = read_list_labels(tmp_path, [tmp_path / name for name in names], ())
+    assert listed is not None
+    assert listed.labels == ("0", "1", "1")
+    with pytest.raises(DataError, match=r"2 images are named '1.png'; name them with their folder"):
+        split_images(["set/a/1.png", "set/a/2.png", "set/b/1.png"], "auto", root=tmp_path)
+
+
 def test_classes_of_voc_are_no_lists(tmp_path: Path) -> None:
     _write(
         tmp_path, ImageSets__Main__bus_train_dot_txt="a 1", notes_dot_txt="train", x_dot_csv="a,set"
     )
-    assert find_list_files(tmp_path) == []
+    assert find_list_files(tmp_path, NAMES) == []
     assert find_named_splits(NAMES, root=tmp_path) is None
 
 

@@ -160,8 +160,10 @@ def read_list_labels(
         DataError: The files name missing images, or lack some; all are listed.
     """
     ends = (min(images, default=folder), max(images, default=folder))
-    for place in list_places(folder, [path.relative_to(folder).as_posix() for path in ends]):
-        paths = [path for path in sorted(place.glob("*.txt")) if not is_hidden(path.name)]
+    for shared in list_shared_folders(
+        folder, [path.relative_to(folder).as_posix() for path in ends]
+    ):
+        paths = [path for path in sorted(shared.glob("*.txt")) if not is_hidden(path.name)]
         if not paths:  # the index of many images takes long
             continue
         index = NameIndex(images, excluded)
@@ -181,7 +183,7 @@ def read_list_labels(
     return None
 
 
-def list_places(folder: Path, names: Sequence[str]) -> list[Path]:
+def list_shared_folders(folder: Path, names: Sequence[str]) -> list[Path]:
     """Return the folders that hold all images, the root first: lists of a set may lie in each of them.
 
     Args:
@@ -191,10 +193,10 @@ def list_places(folder: Path, names: Sequence[str]) -> list[Path]:
     # What the first and the last have in common, all have.
     ends = [min(names, default=""), max(names, default="")]
     common = posixpath.commonpath([posixpath.dirname(end) for end in ends])
-    places = [folder]
+    shared_folders = [folder]
     for part in PurePosixPath(common).parts:
-        places.append(places[-1] / part)
-    return places
+        shared_folders.append(shared_folders[-1] / part)
+    return shared_folders
 
 
 def _read_rows(path: Path) -> list[_Row]:

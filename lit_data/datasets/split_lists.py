@@ -11,7 +11,7 @@ from lit_data.annotations.coco import find_coco, load_coco
 from lit_data.annotations.tables import (
     IMAGE_COLUMNS,
     choose_column,
-    list_places,
+    list_shared_folders,
     read_cell,
     read_table,
     split_label,
@@ -77,9 +77,9 @@ def find_lists(root: Path, names: Sequence[str], folders: Sequence[str] = ()) ->
     Raises:
         DataError: A list cannot be read, or is outside the root.
     """
-    for place in list_places(root, names):
-        start = 0 if place == root else len(place.relative_to(root).as_posix()) + 1
-        lists = _find_lists_in(place, [name[start:] for name in names], folders)
+    for shared in list_shared_folders(root, names):
+        start = 0 if shared == root else len(shared.relative_to(root).as_posix()) + 1
+        lists = _find_lists_in(shared, [name[start:] for name in names], folders)
         if lists:
             return lists
     return []
@@ -103,10 +103,10 @@ def _find_lists_in(root: Path, names: Sequence[str], folders: Sequence[str]) -> 
 def find_list_files(root: Path, names: Sequence[str]) -> list[Path]:
     """Find the files that list the images of a split; for args see `find_lists`."""
     paths = list[Path | None]()
-    for place in list_places(root, names):
-        files, subfolders = _scan(place)
-        paths += [path for _, path in _find_list_files(place, files, subfolders)]
-        paths += [_find_yaml(place, files), _find_table(place, files)]
+    for shared in list_shared_folders(root, names):
+        files, subfolders = _scan(shared)
+        paths += [path for _, path in _find_list_files(shared, files, subfolders)]
+        paths += [_find_yaml(shared, files), _find_table(shared, files)]
     return [path for path in paths if path is not None]
 
 

@@ -69,9 +69,6 @@ class ImageSplitter:
     leftovers: Leftovers | None = None
     unmarked: Bools | None = None
 
-    def __post_init__(self) -> None:
-        warn_of_names(self.kinds)
-
     def split(self, splits: Splits) -> dict[str, Ints]:
         """Return the numbers of the images of each split.
 
@@ -81,6 +78,7 @@ class ImageSplitter:
         Raises:
             ConfigError: The images cannot be split so.
         """
+        warn_of_names(self.kinds)
         if splits == "auto":
             named = self._find_named()
             if named is not None and not named.names_train_alone:
@@ -204,6 +202,7 @@ class ImageSplitter:
             splits: As for `split`.
             is_good: [n] True for images without a defect.
         """
+        warn_of_names(self.kinds)
         fractions = read_fractions(splits)
         if splits == "auto":
             named = self._find_named()
@@ -236,6 +235,7 @@ class ImageSplitter:
         Raises:
             ConfigError: There are fewer images, or groups of images, than folds.
         """
+        warn_of_names(self.kinds)
         groups = self.find_groups(self.names)
         fractions = {str(number): 1 / folds for number in range(folds)}
         parts = list(split_stratified(self._describe(), groups, fractions, seed=self.seed).values())

@@ -43,7 +43,7 @@ WORDS = {
     "left out": "skipped",
     "licences?": "license",
     "neighbour(s|ing)?": "neighbor",
-    "normalisation|normalised?": "normalization, normalized",
+    "normalisation|normalise[ds]|normalising": "normalization, normalize",
     "occupied": "foreground",
     "quantis(ed?|es|ation)": "quantized, quantization",
     "seen from all sides": "multi-view",

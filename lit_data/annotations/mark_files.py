@@ -35,6 +35,7 @@ from lit_data.annotations.tables import (
     choose_column,
     read_cell,
     read_table,
+    refuse_repeated,
 )
 from lit_data.annotations.voc import NameIndex, read_xml
 from lit_data.annotations.yolo import find_class_file, name_numbers, read_class_names
@@ -228,10 +229,11 @@ def _add_coco(
         message = "a box without an outline; experiment=detection trains on boxes"
         annotated.reject(number, where, message)
     else:
-        are_runs = isinstance(segmentation, Mapping)
-        box = entry.get("bbox")
-        coded = [counts(segmentation, entry.get("area"), box)] if are_runs else ()
-        parts = coded or map(outline, segmentation or [()])
+        parts: Iterable[Draw]
+        if isinstance(segmentation, Mapping):
+            parts = [counts(segmentation, entry.get("area"), entry.get("bbox"))]
+        else:
+            parts = map(outline, segmentation or [()])
         effect: Effect = "ignored" if is_ignored(entry) else "object"
         for part in parts:
             annotated.add(number, where, content.categories[category], part, effect, where)
@@ -277,6 +279,7 @@ def _read_csv(path: Path, annotated: Annotated) -> None:
     image, run, kind = (choose_column(columns, names) for names in known)
     if not image or not run:
         return
+    refuse_repeated(path, columns, (image, run, kind))
     for row_number, row in enumerate(rows, 2):
         name, category, where = (
             str(row.get(image) or ""),

@@ -339,8 +339,9 @@ def counts(segmentation: Any, area: object = None, bbox: object = None) -> Draw:
 
 def _is_whole(lengths: Ints, height: int, area: object, bbox: object) -> bool:
     """Return True if an even number of runs has the area that is stated, or else the width."""
-    is_box = isinstance(bbox, list) and [type(side) in (int, float) for side in bbox] == [True] * 4
-    left, _, width, box_height = bbox if is_box and isinstance(bbox, list) else (0, 0, 0, 0)
+    sides = bbox if isinstance(bbox, list) else []
+    is_box = len(sides) == 4 and all(type(side) in (int, float) for side in sides)
+    left, _, width, box_height = sides if is_box else (0, 0, 0, 0)
     # Some scripts state the area of the box.
     if isinstance(area, int | float) and area > 0 and area != width * box_height:
         return abs(int(lengths[1::2].sum()) - area) <= _AREA_ERROR * area

@@ -92,6 +92,17 @@ def choose_column(columns: Sequence[str], known: Sequence[str]) -> str:
     return next((column_of[name] for name in known if name in column_of), "")
 
 
+def refuse_repeated(path: Path, columns: Sequence[str], used: Sequence[str]) -> None:
+    """Refuse a table with several columns of a name that is used: only the last would be read.
+
+    Raises:
+        DataError: There are several.
+    """
+    for name in used:
+        if name and columns.count(name) > 1:
+            raise DataError(f"{show_path(path)}: several columns are named {name!r}: keep one")
+
+
 def read_cell(row: Mapping[str, Any], column: str) -> str:
     """Return a cell without the blanks around it; empty where the row ends before it."""
     return str(row.get(column) or "").strip()
@@ -121,11 +132,7 @@ def read_labels(
         image_column = choose_column(columns, IMAGE_COLUMNS)
         class_column = choose_column(columns, CLASS_COLUMNS)
         if rows and image_column and class_column:
-            for name in (image_column, class_column):
-                if columns.count(name) > 1:
-                    raise DataError(
-                        f"{show_path(path)}: several columns are named {name!r}: keep one"
-                    )
+            refuse_repeated(path, columns, (image_column, class_column))
             listed = [
                 _Row(f"{path}, row {line}", str(row[image_column]), read_cell(row, class_column))
                 for line, row in enumerate(rows, 2)  # the first line has the names of the columns

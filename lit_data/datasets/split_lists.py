@@ -14,6 +14,7 @@ from lit_data.annotations.tables import (
     list_shared_folders,
     read_cell,
     read_table,
+    refuse_repeated,
     split_label,
 )
 from lit_data.annotations.voc import NameIndex
@@ -230,6 +231,7 @@ def read_split_table(path: Path) -> list[SplitList]:
     columns, rows = read_table(path)
     image_column = choose_column(columns, IMAGE_COLUMNS)
     split_column = choose_column(columns, _SPLIT_COLUMNS)
+    refuse_repeated(path, columns, (image_column, split_column))
     lists = []
     for number, row in enumerate(rows, 2):  # the first line has the names of the columns
         name = row.get(image_column)

@@ -387,7 +387,7 @@ def save_figure(
     _leave_out_empty(figure)
     figure.suptitle(title, fontsize=11)
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
-    show_as_written(figure)
+    _show_as_written(figure)
     with explaining(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, sync=False) as file:  # nobody sees half of a picture
@@ -402,7 +402,7 @@ def _leave_out_empty(figure: Figure) -> None:
             edge.set_visible(bool(edge.get_label_text() or len(edge.get_majorticklocs())))
 
 
-def show_as_written(figure: Figure) -> None:
+def _show_as_written(figure: Figure) -> None:
     """Draw all texts as they are: names of files hold dollar signs, control characters, or bytes that are not text."""
     for text in figure.findobj(Text):
         assert isinstance(text, Text)

@@ -376,6 +376,11 @@ def test_images_with_bad_annotations_are_left_out_where_they_are_skipped(tmp_pat
         ("instances.json", '{"images": 5, "annotations": []}', "'images' must be a list"),
         ("cvat.xml", '<annotations><image name="00.png">', "damaged XML"),
         ("train.csv", "ImageId,EncodedPixels\ngone.png,1 2", "no image is named 'gone.png'"),
+        (
+            "train.csv",
+            "ImageId,EncodedPixels,EncodedPixels\n0.png,1 2,1 2",
+            "several columns are named 'EncodedPixels'",
+        ),
     ],
 )
 def test_a_set_whose_only_annotations_are_damaged_is_refused(

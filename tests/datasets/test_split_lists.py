@@ -160,6 +160,10 @@ def test_an_exact_path_goes_before_the_end_of_another(tmp_path: Path) -> None:
             {"a_dot_csv": "image,split\na,train", "b_dot_csv": "file,subset\na,val"},
             r"2 tables name a split of each image \(a.csv, b.csv\): choose one with data.splits=",
         ),
+        (
+            {"a_dot_csv": "image,split,split\na,train,val"},
+            r"a\.csv: several columns are named 'split': keep one",
+        ),
     ],
 )
 def test_bad_lists_are_refused(texts: dict[str, str], message: str, tmp_path: Path) -> None:

@@ -78,6 +78,25 @@ def test_parts_learn_at_their_own_rates() -> None:
     assert len(others["params"]) + len(encoder["params"]) == len(list(net.parameters()))
 
 
+@pytest.mark.parametrize(
+    ("options", "fused"),
+    [({}, True), ({"foreach": False}, None), ({"fused": False}, False)],
+    ids=["free", "foreach", "told"],
+)
+def test_on_a_cpu_optimizers_step_all_weights_at_once_unless_told_how(
+    options: dict[str, bool], fused: bool | None
+) -> None:
+    factory = partial(torch.optim.AdamW, lr=0.4, **options)
+    groups = make_optimizer(factory, SegmentationModule(_small(weights=None))).param_groups
+    assert {group["fused"] for group in groups} == {fused}
+
+
+def test_optimizers_of_one_kind_of_step_stay_as_they_are() -> None:
+    module = SegmentationModule(_small(weights=None))
+    groups = make_optimizer(partial(torch.optim.Rprop, lr=0.4), module).param_groups
+    assert all("fused" not in group for group in groups)
+
+
 def test_the_group_builds_it_with_classes_of_the_data() -> None:
     words = ["+experiment=segmentation", "model=unet_lite0", "data.classes=[pit]", "paths.run=run"]
     module = instantiate(compose("fit", words).model)

@@ -342,7 +342,8 @@ class BoxCollector:
 
     def reject(self, place: int, message: str) -> None:
         """Note an invalid box."""
-        self.bad.add(self._paths[-1], f"{self._form.place.format(place)}: {message}")
+        text = f"{self._form.place.format(place)}: {message}{self._cure}"
+        self.bad.add(self._paths[-1], text)
 
     def reject_entries(self, entries: Problems) -> None:
         """Note entries without an image."""
@@ -480,13 +481,9 @@ class BoxCollector:
             )
 
     def _raise_or_report(self) -> None:
-        cure = ""
         if self._on_bad == "error":
-            cure = (
-                "" if self.problems else "correct them, or set data.on_bad=skip to skip such boxes"
-            )
             self.problems.extend(self.bad)
-        self.problems.raise_if_any(f"{counted(len(self.problems), 'problem')} with labels", cure)
+        self.problems.raise_if_any(f"{counted(len(self.problems), 'problem')} with labels")
         skipped = counted(len(self.bad), "bad box or entry is", "bad boxes or entries are")
         self.bad.warn_if_any(log, f"{skipped} skipped")
 

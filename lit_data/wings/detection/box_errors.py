@@ -51,7 +51,6 @@ class BoxErrors:
         sizes_px: [I, 2] (height, width) of the images on the disk.
 
     Attributes:
-        missed: Objects that were not found.
         missed: Labeled objects without a matching detection.
         false_alarms: Detections that match no object of their class and are in no ignored region.
     """

@@ -315,7 +315,17 @@ def write_overlay(image: ShownImage, path: Path) -> None:
     cv2.putText(caption, text, (4, _CAPTION_PX - 7), font, 0.5, colour.tolist(), 1, cv2.LINE_AA)
     right = caption.shape[1] - picture.shape[1]
     picture = np.pad(picture, ((0, 0), (0, right), (0, 0)), constant_values=255)
-    picture = np.concatenate((caption, picture))
+    write_jpeg(np.concatenate((caption, picture)), path)
+
+
+def write_jpeg(picture: Bytes, path: Path) -> None:
+    """Write a picture [H, W, 3] as JPEG; its folder is made.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    import cv2
+
     bgr = cv2.cvtColor(picture, cv2.COLOR_RGB2BGR)
     _, encoded = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
     with explaining(path):

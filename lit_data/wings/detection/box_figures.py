@@ -76,7 +76,7 @@ def compare_boxes(predicted: Boxes, true: Boxes, ignored: Boxes) -> tuple[Boxes,
 
 
 def paint_boxes(pixels: Array, boxes: Boxes, names: Sequence[str]) -> Array:
-    """Return a copy of a stored image with its objects drawn into it: [3, H, W] uint8."""
+    """Return a copy of a stored image with its objects drawn into it: [H, W, 3] uint8."""
     import cv2
 
     painted = np.ascontiguousarray(np.moveaxis(stretch(pixels), 0, -1))
@@ -98,7 +98,7 @@ def paint_boxes(pixels: Array, boxes: Boxes, names: Sequence[str]) -> Array:
             1,
             cv2.LINE_AA,
         )
-    return np.moveaxis(painted, -1, 0)
+    return painted
 
 
 def open_cells(count: int, columns: int) -> tuple[Figure, list[Axes]]:

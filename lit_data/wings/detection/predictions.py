@@ -17,9 +17,8 @@ from lit_data.annotations.writing import ImageLabels, Labelled
 from lit_data.core.errors import ConfigError
 from lit_data.core.files import write_text
 from lit_data.core.types import Batch, Bytes, Stage
-from lit_data.images.writing import write_image
 from lit_data.predict.answers import ask_step, check_probabilities, read_classes
-from lit_data.predict.figures import save_figure, shorten_name, stretch
+from lit_data.predict.figures import save_figure, shorten_name, stretch, write_jpeg
 from lit_data.predict.journal import Entry
 from lit_data.predict.net_facts import NetFacts
 from lit_data.predict.options import ExportRequest, Predicted, PredictOptions, PredictRun, Use
@@ -235,7 +234,7 @@ class BoxWriter(BankWriter):
 
     The folder gets ``labels/<image>.txt`` (YOLO text with the score after each box; the file
     extension of the image is dropped unless another image differs in it alone),
-    ``pictures/<image>.png`` (the image as the model sees it, without the gray around it),
+    ``pictures/<image>.jpg`` (the image as the model sees it, without the gray around it),
     ``detections.json`` (COCO, with scores; px of the image on the disk) and ``predictions.png``
     with the images that have the highest scores. If there are labels, ``worst.png`` shows the
     largest missed objects and the false alarms with the highest scores.
@@ -332,10 +331,9 @@ class BoxWriter(BankWriter):
         """Write an image with its objects drawn into it; return the path of the file."""
         name = self.names[number]
         folder = self.folder_of(self._folder / "pictures", name)
-        stem = folder / self.stems[name]
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        file_name = write_image(stem, paint_boxes(self.bank[number], boxes, self.class_names))
-        return stem.with_name(file_name)
+        path = folder / f"{self.stems[name]}.jpg"
+        write_jpeg(paint_boxes(self.bank[number], boxes, self.class_names), path)
+        return path
 
     @override
     def measure_margin(self, entry: Entry) -> float:
@@ -391,8 +389,7 @@ class BoxWriter(BankWriter):
             def paint(row: Row) -> Sequence[Bytes]:
                 number = self.numbers[row["image"]]
                 boxes = self._shrink(number, _read_rows(entry_of[row["image"]]))
-                painted = paint_boxes(self.bank[number], boxes, self.class_names)
-                return [np.moveaxis(painted, 0, -1)]
+                return [paint_boxes(self.bank[number], boxes, self.class_names)]
 
             draw_worst(rows, self._folder / "worst_images.png", paint)
         return metrics

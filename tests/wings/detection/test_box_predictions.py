@@ -21,6 +21,7 @@ from lit_data.core.errors import BatchMemoryError, ConfigError
 from lit_data.core.types import Batch, Stage
 from lit_data.loading import LoaderOptions
 from lit_data.predict import Predicted, find_task
+from lit_data.predict.figures import write_jpeg
 from lit_data.wings.detection import DetectionDataModule, predictions
 from lit_data.wings.detection.box_figures import (
     FOUND_LABELS,
@@ -133,7 +134,7 @@ def test_what_is_found_is_written_in_the_coordinates_of_the_files(
         boxes = np.stack((cx - w / 2, cy - h / 2, w, h), axis=1) * np.tile(size[::-1], 2)
         written = np.reshape([row["bbox"] for row in mine], (-1, 4))
         assert_allclose(written, boxes, atol=2e-3)
-        picture = cv2.imread(str(unbroken / "pictures" / name))
+        picture = cv2.imread(str((unbroken / "pictures" / name).with_suffix(".jpg")))
         assert picture.shape == (*data.bank[number].shape[1:], 3)
     assert len({row["id"] for row in table["annotations"]}) == len(labels.boxes)
     assert cv2.imread(str(unbroken / "predictions.png")) is not None
@@ -186,8 +187,15 @@ def test_images_with_ignored_regions_alone_may_show_a_defect_or_not() -> None:
 
 
 def test_the_rectangle_of_a_picture_lies_at_the_edge_of_its_box(
-    data: DetectionDataModule, tmp_path: Path
+    data: DetectionDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pictures: dict[str, Any] = {}
+
+    def write(picture: Any, path: Path) -> None:
+        pictures[path.stem] = picture
+        write_jpeg(picture, path)
+
+    monkeypatch.setattr(predictions, "write_jpeg", write)
     found = answer(torch.tensor([[10.0, 40.0, 50.0, 60.0]]), torch.tensor([1]))
     nothing = {name: value[:0] for name, value in found.items()}
 
@@ -200,8 +208,7 @@ def test_the_rectangle_of_a_picture_lies_at_the_edge_of_its_box(
     height, width = data.bank[0].shape[1:]
     assert width == 96
     margin = round((96 - height) / 2)
-    name = Path(data.files.images[0]).relative_to(data.source.folder)
-    painted = cv2.imread(str(tmp_path / "pictures" / name))[..., ::-1]
+    painted = pictures[Path(data.files.images[0]).stem]
     colour = painted[40 - margin, 10]
     assert (painted[40 - margin, 12:50] == colour).all()
     assert (painted[59 - margin, 10:50] == colour).all()

@@ -109,7 +109,7 @@ def test_an_object_in_several_windows_is_written_once_in_px_of_the_file(
     table = json.loads((unbroken / "detections.json").read_text())
     assert [(image["height"], image["width"]) for image in table["images"]] == list(SIZES)
     for number, size in enumerate(SIZES):
-        picture = cv2.imread(str(unbroken / "pictures" / "images" / f"{number}.png"))
+        picture = cv2.imread(str(unbroken / "pictures" / "images" / f"{number}.jpg"))
         assert picture.shape[:2] == size
         assert (unbroken / "labels" / "images" / f"{number}.txt").exists()
     assert cv2.imread(str(unbroken / "predictions.png")) is not None

@@ -18,6 +18,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from lit_data.app.cli import main
 from lit_data.callbacks import SampleDigest
@@ -412,6 +413,19 @@ def test_a_server_that_is_not_reached_is_one_line(monkeypatch: pytest.MonkeyPatc
     refused = "^weights=imagenet of resnet18 are not on this machine and could not be fetched"
     with pytest.raises(ConfigError, match=refused):
         TorchvisionClassifier(3, weights="imagenet")
+
+
+@pytest.mark.strangers
+@pytest.mark.parametrize("freeze_norm", [True, False])
+def test_normalization_is_frozen_as_the_net_is_made(freeze_norm: bool) -> None:
+    """A Trainer leaves the mode of a module as it is."""
+    pytest.importorskip("torchvision")
+    from lit_data.wings.detection import TorchvisionDetector
+
+    name = "fasterrcnn_mobilenet_v3_large_320_fpn"
+    net = TorchvisionDetector(model_name=name, freeze_norm=freeze_norm)
+    norms = [layer for layer in net.modules() if isinstance(layer, nn.BatchNorm2d)]
+    assert {norm.training for norm in norms} == {not freeze_norm}
 
 
 @pytest.mark.strangers

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lit_data.callbacks.precision import keep_in_float32
 from lit_data.core import wheels
 from lit_data.core.errors import ConfigError, StoreError
 from lit_data.models import EfficientNetLite
@@ -98,21 +99,67 @@ def test_kernels_whose_bfloat16_gradient_is_slow_run_in_float32() -> None:
     assert not torch.equal(rounded, exact)
 
 
-def test_light_fine_tuning_leaves_early_layers_depthwise_kernels_and_statistics() -> None:
+def test_light_fine_tuning_leaves_early_and_depthwise_layers_and_statistics() -> None:
     net = EfficientNetLite(strides_px=[8])
     net.freeze_lightly()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    net.train()(_gradient_image())[0].square().mean().backward()
+    net(_gradient_image())[0].square().mean().backward()  # in the mode that it was made in
     optimizer.step()
     changed = set()
     for name, value in net.state_dict().items():
         if not torch.equal(value, before[name]):
             changed.add(name)
-    layers = ("expand_conv", "bn0", "bn1", "project_conv", "bn2")
+    layers = ("expand_conv", "bn0", "project_conv", "bn2")
     weights = [f"blocks.{number}.{layer}.weight" for number in (3, 4) for layer in layers]
     biases = [name.replace("weight", "bias") for name in weights if "bn" in name]
     assert changed == {*weights, *biases}
+
+
+def test_layers_that_keep_their_statistics_are_folded_with_equal_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net = EfficientNetLite(strides_px=[8, 16])
+    net.freeze_lightly()
+    images = torch.rand(2, 3, 64, 96)
+    answers = []
+    for can_fold in (True, False):
+        monkeypatch.setattr(net, "_can_fold", lambda images, answer=can_fold: answer)
+        maps = net(images)
+        net.zero_grad()
+        sum(level.square().mean() for level in maps).backward()
+        answers.append(
+            [*maps, *(weight.grad for weight in net.parameters() if weight.requires_grad)]
+        )
+    for folded, plain in zip(*answers, strict=True):
+        torch.testing.assert_close(
+            folded, plain, rtol=1e-4, atol=1e-4 * plain.detach().abs().max().item()
+        )
+
+
+def test_only_layers_whose_statistics_stay_are_folded() -> None:
+    images = torch.rand(1, 3, 32, 32)
+    net = EfficientNetLite(strides_px=[8])
+    assert not net.train()._can_fold(images)
+    assert net.eval()._can_fold(images)
+    net.freeze_lightly()
+    assert net.train()._can_fold(images)
+    assert not net._can_fold(images.to("meta"))
+
+
+def test_a_layer_that_is_watched_or_kept_in_float32_is_called() -> None:
+    images = torch.rand(1, 3, 32, 32)
+    net = EfficientNetLite(strides_px=[8]).eval()
+    seen: list[torch.dtype] = []
+    handle = net.blocks[1].bn0.register_forward_hook(lambda *call: seen.append(call[2].dtype))
+    net(images)
+    assert seen == [torch.float32]
+    handle.remove()
+    assert net._can_fold(images)
+    undo = keep_in_float32(net, ["blocks.1.expand_conv"], "cpu")
+    assert not net._can_fold(images)
+    undo()
+    assert net._can_fold(images)
 
 
 def test_random_weights_learn_everywhere() -> None:

@@ -109,6 +109,7 @@ class TorchvisionDetector(nn.Module):
             net.transform.min_size = (size_px,)
             net.transform.max_size = _LONGEST * size_px
         load_weights_file(self, file)
+        self.train()  # a Trainer leaves the mode as it is
 
     @override
     def train(self, mode: bool = True) -> "TorchvisionDetector":

@@ -32,7 +32,7 @@ from lit_inspect.counts import counted
 log = logging.getLogger(__name__)
 
 _RATES = ("lr", "initial_lr")
-_OVERRULED = ("net.weights", "net.prior", "net.normalise")
+_OVERRULED = ("net.weights", "net.prior", "net.normalize")
 """Options of `model` that give the weights which a new training begins with."""
 _OPTIMIZERS = "torch.optim."
 _OURS = "lit_data."

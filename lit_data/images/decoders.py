@@ -164,11 +164,11 @@ class MaskDecoder:
         """
         headers = [read_header(path, self.options.read) for path in source.paths]
         stacked = _stack(source, headers)._replace(dtype=np.dtype(np.uint8))
-        if self.options.colours is None:
+        if self.options.colors is None:
             return stacked
         return stacked._replace(
             channels=len(headers)
-        )  # three channels of colours are one of numbers
+        )  # three channels of colors are one of numbers
 
     def __call__(self, source: ImageSource) -> DecodedSource:
         """Decode strictly.

@@ -32,7 +32,7 @@ VOC_FOLDER = "SegmentationClass"
 """Beginning of the name of a folder whose masks may hold 255 for ignored pixels."""
 
 _SAMPLED_MASKS = 64
-_SAMPLED_PIXELS = 2**16  # of an image; a picture has more colours there than a mask
+_SAMPLED_PIXELS = 2**16  # of an image; a picture has more colors there than a mask
 _MOST_LABEL_BYTES = 100_000
 _MOST_COLOURS = 32  # of classes; pictures have far more
 _MOST_CLASSES = 16  # small numbers that count as classes
@@ -64,13 +64,13 @@ def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOpti
     """
     options = choose_inversion(masks, options)
     is_open = options.scale == "auto" and options.threshold is None and options.ignore is None
-    if not masks or not is_open or options.colours is not None:
+    if not masks or not is_open or options.colors is not None:
         return options
     sampled = _sample(masks)
     readable = list(_count_readable(sampled, options))
     if len(readable) < len(sampled):
         options, readable = _choose_channels(sampled, options, readable)
-    if options.classes > 2 or options.colours is not None:
+    if options.classes > 2 or options.colors is not None:
         return options
     counts = sum(readable, np.zeros(256, np.int64))
     if sampled[0].parent.name.startswith(VOC_FOLDER) and _are_of_voc(counts):
@@ -98,7 +98,7 @@ def choose_inversion(masks: Sequence[Path], options: MaskOptions) -> MaskOptions
         options: Options to complete. If ``invert`` is not ``auto``, or they name colors or classes,
             they are returned unchanged.
     """
-    if options.invert != "auto" or options.classes > 2 or options.colours is not None:
+    if options.invert != "auto" or options.classes > 2 or options.colors is not None:
         return options
     tiffs = [path for path in masks if path.suffix.lower() in _TIFF_SUFFIXES]
     inverted = [path for path in _sample(tiffs, _MOST_HEADERS) if _stores_white_as_zero(path)]
@@ -168,26 +168,26 @@ def _count_colours(masks: Sequence[Path], options: MaskOptions) -> tuple[Counter
         Pixels of each packed color, up to one color more than the most classes; and for each
         readable mask the count of each of 256 values in its largest channel.
     """
-    read = replace(options, classes=2, colours=((0, 0, 0), (255, 255, 255))).read
+    read = replace(options, classes=2, colors=((0, 0, 0), (255, 255, 255))).read
     pixel_counts: Counter[int] = Counter()
     brightest_counts = []
     for path in masks:
         try:
-            colours = widen_bits(read_image(path, read))
+            colors = widen_bits(read_image(path, read))
         except DataError:  # named where all masks are read
             continue
-        if colours.dtype != np.uint8 or len(colours) != 3:
+        if colors.dtype != np.uint8 or len(colors) != 3:
             continue
         if len(pixel_counts) <= _MOST_COLOURS:
-            values, counts = np.unique(pack_colours(colours), return_counts=True)
+            values, counts = np.unique(pack_colours(colors), return_counts=True)
             pixel_counts.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
-        brightest_counts.append(np.bincount(colours.max(axis=0).ravel(), minlength=256))
+        brightest_counts.append(np.bincount(colors.max(axis=0).ravel(), minlength=256))
     return pixel_counts, brightest_counts
 
 
 def _are_grey(packed_colours: Iterable[int]) -> bool:
-    colours = unpack_colours(np.array(list(packed_colours)))
-    return all(red == green == blue for red, green, blue in colours)
+    colors = unpack_colours(np.array(list(packed_colours)))
+    return all(red == green == blue for red, green, blue in colors)
 
 
 def _choose_threshold(counts: Ints, mask_count: int, options: MaskOptions) -> MaskOptions:
@@ -222,11 +222,11 @@ def _name_colours(
     named = [colour for colour in names if colour != background]
     unnamed = sorted(pixel_counts.keys() - {background} - names.keys())
     marks = named + unnamed
-    colours = unpack_colours(np.array([background, *marks]))
-    typed = str(colours).replace(" ", "")
-    if options.classes not in (2, len(colours)):
+    colors = unpack_colours(np.array([background, *marks]))
+    typed = str(colors).replace(" ", "")
+    if options.classes not in (2, len(colors)):
         raise DataError(
-            f"masks hold {len(colours)} colors, including the background, and data.classes names "
+            f"masks hold {len(colors)} colors, including the background, and data.classes names "
             f"{options.classes - 1}: name one for each other color of {typed}"
         )
     hint = ""
@@ -234,12 +234,12 @@ def _name_colours(
         classes = [names.get(colour, f"name{number}") for number, colour in enumerate(marks, 1)]
         hint = f"; data.classes=[{','.join(classes)}] tells them apart"
     log.info(
-        "masks hold %d colors, the background first: data.mask_read.colours=%s%s",
-        len(colours),
+        "masks hold %d colors, the background first: data.mask_read.colors=%s%s",
+        len(colors),
         typed,
         hint,
     )
-    return replace(options, colours=colours)
+    return replace(options, colors=colors)
 
 
 def _read_label_map(folder: Path) -> dict[int, str]:

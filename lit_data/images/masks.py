@@ -48,7 +48,7 @@ class MaskOptions:
             refuses such masks.
         palette: ``index`` takes the numbers of a palette image, ``expand`` its colors, which must
             be grays: for black and white masks whose numbers have no meaning.
-        colours: ``[red, green, blue]`` of each class, the background first, if masks are colors,
+        colors: ``[red, green, blue]`` of each class, the background first, if masks are colors,
             as in exports of LabelMe and CVAT. With two classes, all colors but the first mark the
             defect. None means that values are numbers.
         ignore: Value of pixels that are excluded from training and scores, such as 255; they get
@@ -71,7 +71,7 @@ class MaskOptions:
     scale: Literal["auto", "0_1", "0_255"] = "auto"
     threshold: int | None = None
     palette: Literal["index", "expand"] = "index"
-    colours: Sequence[Sequence[int]] | None = None
+    colors: Sequence[Sequence[int]] | None = None
     ignore: int | None = None
     invert: bool | Literal["auto", "photometric"] = "auto"
     page: int | None = None
@@ -116,38 +116,38 @@ class MaskOptions:
                 "channels=brightest and alpha=only separate a defect from the background, which "
                 f"needs 2 classes, and classes={self.classes}: name the colors of the classes"
             )
-        if self.colours is not None:
+        if self.colors is not None:
             self._check_colours()
         _ = self.read  # its own checks
 
     def _check_colours(self) -> None:
-        colours = tuple(tuple(colour) for colour in self.colours or ())
+        colors = tuple(tuple(colour) for colour in self.colors or ())
         are_bytes = all(
-            type(part) is int and 0 <= part <= 255 for colour in colours for part in colour
+            type(part) is int and 0 <= part <= 255 for colour in colors for part in colour
         )
         if (
-            len(set(colours)) < max(2, len(colours))
-            or {len(colour) for colour in colours} != {3}
+            len(set(colors)) < max(2, len(colors))
+            or {len(colour) for colour in colors} != {3}
             or not are_bytes
         ):
             raise ConfigError(
-                f"colours={self.colours!r} must be two or more different [red, green, blue] of 0 "
+                f"colors={self.colors!r} must be two or more different [red, green, blue] of 0 "
                 "to 255, the background first"
             )
-        if self.classes not in (2, len(colours)):
+        if self.classes not in (2, len(colors)):
             raise ConfigError(
-                f"{len(colours)} colors, including the background, and {self.classes} classes"
+                f"{len(colors)} colors, including the background, and {self.classes} classes"
             )
         if self.threshold is not None or self.ignore is not None or self.scale != "auto":
-            raise ConfigError("colours replaces scale, threshold and ignore: remove them")
+            raise ConfigError("colors replaces scale, threshold and ignore: remove them")
         if self.channels != "equal" or self.alpha == "only":
-            raise ConfigError("colours replaces channels=brightest and alpha=only: remove them")
-        object.__setattr__(self, "colours", colours)
+            raise ConfigError("colors replaces channels=brightest and alpha=only: remove them")
+        object.__setattr__(self, "colors", colors)
 
     @property
     def read(self) -> ReadOptions:
         """Rules for reading the file of a mask."""
-        has_colours = self.colours is not None
+        has_colours = self.colors is not None
         # Class numbers mean themselves, whatever a viewer would show.
         is_seen = self.invert == "photometric" and (has_colours or self.classes == 2)
         return _MaskReadOptions(
@@ -201,8 +201,8 @@ def number_classes(mask: Array, options: MaskOptions) -> Bytes:
         DataError: A value or a color is not a class, or values are not integers.
     """
     ignored = None if options.ignore is None else mask == options.ignore
-    if options.colours is not None:
-        numbers = _number_colours(mask, options.colours, options.classes)
+    if options.colors is not None:
+        numbers = _number_colours(mask, options.colors, options.classes)
     elif ignored is None:
         numbers = _number(mask, options)
     else:
@@ -253,21 +253,21 @@ def _number(mask: Array, options: MaskOptions) -> Bytes:
     return foreground.astype(np.uint8)
 
 
-def _number_colours(mask: Array, colours: Sequence[Sequence[int]], classes: int) -> Bytes:
+def _number_colours(mask: Array, colors: Sequence[Sequence[int]], classes: int) -> Bytes:
     mask = widen_bits(mask)
     if mask.dtype != np.uint8:
         raise DataError(f"mask of {mask.dtype}; color masks have 8 bits; save it as 8-bit PNG")
     packed = pack_colours(mask)
-    numbers = np.full(mask.shape[1:], -1)  # stands for unnamed colours
-    for number, colour in enumerate(colours):
-        # Of two classes, all colours but the first are the defect.
+    numbers = np.full(mask.shape[1:], -1)  # stands for unnamed colors
+    for number, colour in enumerate(colors):
+        # Of two classes, all colors but the first are the defect.
         class_number = number if classes > 2 else min(number, 1)
         numbers[packed == pack_colours(np.array(colour))] = class_number
     unknown = np.unique(packed[numbers < 0])
     if len(unknown):
         first_colours = ", ".join(map(str, unpack_colours(unknown[:_MOST_SHOWN])))
         raise DataError(
-            f"mask with the colors {first_colours}; add them to data.mask_read.colours, which "
+            f"mask with the colors {first_colours}; add them to data.mask_read.colors, which "
             "does not name them"
         )
     return numbers[None].astype(np.uint8)
@@ -278,9 +278,9 @@ def widen_bits(mask: Array) -> Array:
     return mask.view(np.uint8) * np.uint8(255) if mask.dtype == np.bool_ else mask
 
 
-def pack_colours(colours: Array) -> Ints:
+def pack_colours(colors: Array) -> Ints:
     """Pack each color of [3, ...] into a number."""
-    red, green, blue = colours.astype(np.int64)
+    red, green, blue = colors.astype(np.int64)
     return np.asarray(red << 16 | green << 8 | blue)
 
 

@@ -91,7 +91,7 @@ def test_masks_that_store_white_as_0_are_taken_as_they_look(tmp_path: Path, name
         assert_array_equal(read_mask(path, options)[0], SHOWN)
     assert_array_equal(read_mask(inverted, MaskOptions(invert=False))[0], ~SHOWN)
     if mask.dtype != np.uint16:  # colours that are typed are those that are stored
-        typed = _choose(inverted, colours=[[255, 255, 255], [0, 0, 0]])
+        typed = _choose(inverted, colors=[[255, 255, 255], [0, 0, 0]])
         assert_array_equal(read_mask(inverted, typed)[0], SHOWN)
 
 

@@ -61,8 +61,8 @@ def test_few_colours_are_those_of_classes(tmp_path: Path, caplog: pytest.LogCapt
         tmp_path, ".png", _colour(128, 0, 0), _colour(0, 0, 0), _colour(0, 128, 0), _disc(0)
     )
     found = choose_mask_options(masks, MaskOptions())
-    assert found == MaskOptions(colours=COLOURS)
-    line = "data.mask_read.colours=[[0,0,0],[0,128,0],[128,0,0]]; data.classes=[name1,name2]"
+    assert found == MaskOptions(colors=COLOURS)
+    line = "data.mask_read.colors=[[0,0,0],[0,128,0],[128,0,0]]; data.classes=[name1,name2]"
     assert line in caplog.text
     for path, is_marked in zip(masks, (True, False, True, False), strict=True):
         assert_array_equal(read_mask(path, found)[0], (_disc() > 0) & is_marked)
@@ -72,20 +72,20 @@ def test_few_colours_are_those_of_classes(tmp_path: Path, caplog: pytest.LogCapt
     with pytest.raises(DataError, match="masks hold 3 colors, including the background"):
         choose_mask_options(masks, MaskOptions(classes=5))
     (unnamed,) = _write(tmp_path, ".png", _colour(7, 8, 9))
-    with pytest.raises(DataError, match=re.escape("[7, 8, 9]; add them to data.mask_read.colours")):
-        read_mask(unnamed, MaskOptions(colours=COLOURS))
+    with pytest.raises(DataError, match=re.escape("[7, 8, 9]; add them to data.mask_read.colors")):
+        read_mask(unnamed, MaskOptions(colors=COLOURS))
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"colours": [[0, 0, 0]]},
-        {"colours": [[0, 0, 0], [0, 0, 0]]},
-        {"colours": [[0, 0, 0], [0, 0, 256]]},
-        {"colours": [[0, 0, 0], [0, 0]]},
-        {"colours": [[0, 0, 0], [0, 0, True]]},
-        {"colours": COLOURS, "classes": 4},
-        {"colours": COLOURS, "threshold": 1},
+        {"colors": [[0, 0, 0]]},
+        {"colors": [[0, 0, 0], [0, 0, 0]]},
+        {"colors": [[0, 0, 0], [0, 0, 256]]},
+        {"colors": [[0, 0, 0], [0, 0]]},
+        {"colors": [[0, 0, 0], [0, 0, True]]},
+        {"colors": COLOURS, "classes": 4},
+        {"colors": COLOURS, "threshold": 1},
     ],
 )
 def test_wrong_colours_are_refused(options: dict[str, Any]) -> None:
@@ -196,8 +196,8 @@ def test_photographs_are_no_masks_of_colours(tmp_path: Path) -> None:
 def test_what_tells_two_classes_apart_is_refused_with_more(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="name the colors of the classes"):
         MaskOptions(classes=3, **options)
-    with pytest.raises(ConfigError, match="colours replaces channels=brightest"):
-        MaskOptions(colours=COLOURS[:2], **options)
+    with pytest.raises(ConfigError, match="colors replaces channels=brightest"):
+        MaskOptions(colors=COLOURS[:2], **options)
     with pytest.raises(ConfigError, match="'any' is unknown: choose one of equal, brightest"):
         MaskOptions(channels="any")
 
@@ -219,5 +219,5 @@ def test_label_maps_of_cvat_name_colours(tmp_path: Path, caplog: pytest.LogCaptu
     (tmp_path / "labelmap.txt").write_text(text + "dent:0,128,0::\nx:1,2::")
     masks = _write(tmp_path / "SegmentationClass", ".png", _colour(128, 0, 0), _colour(0, 128, 0))
     found = choose_mask_options(masks, MaskOptions())
-    assert found.colours == ((0, 0, 0), (128, 0, 0), (0, 128, 0))
+    assert found.colors == ((0, 0, 0), (128, 0, 0), (0, 128, 0))
     assert "data.classes=[scratch,dent] tells them apart" in caplog.text

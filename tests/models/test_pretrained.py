@@ -18,7 +18,7 @@ from lit_data.core.errors import ConfigError
 from lit_data.models import SmpNet
 from lit_data.models.pretrained.libraries import (
     IMAGENET,
-    NormalisedNet,
+    NormalizedNet,
     check_options,
 )
 from lit_data.models.weights import split_weights
@@ -89,7 +89,7 @@ def test_images_reach_the_net_as_it_was_trained() -> None:
             seen.append(images)
             return {"out": images[:, :1], "aux": images}
 
-    net = NormalisedNet(Net(), normalise="auto", trained=IMAGENET, channels=3, multiple_px=32)
+    net = NormalizedNet(Net(), normalize="auto", trained=IMAGENET, channels=3, multiple_px=32)
     images = torch.rand(1, 3, 33, 20)
     assert net.eval()(images).shape == (1, 1, 33, 20)
     assert seen[0].shape == (1, 3, 64, 32)
@@ -97,12 +97,12 @@ def test_images_reach_the_net_as_it_was_trained() -> None:
     torch.testing.assert_close(seen[0][..., :33, :20], (images - mean) / std)
     assert net.train()(images).shape == (1, 1, 33, 20)
     assert len(seen[1]) == 2  # for batch normalisation
-    grey = NormalisedNet(Net(), normalise="auto", trained=IMAGENET, channels=1)
+    grey = NormalizedNet(Net(), normalize="auto", trained=IMAGENET, channels=1)
     assert grey.mean.tolist() == pytest.approx([0.449])
     values = {"mean": [0.5], "std": [0.25]}
-    own = NormalisedNet(Net(), normalise=values, trained=IMAGENET, channels=1)
+    own = NormalizedNet(Net(), normalize=values, trained=IMAGENET, channels=1)
     assert (own.mean.tolist(), own.std.tolist()) == ([0.5], [0.25])
-    plain = NormalisedNet(Net(), normalise="none", trained=IMAGENET, channels=2)
+    plain = NormalizedNet(Net(), normalize="none", trained=IMAGENET, channels=2)
     assert plain.std.tolist() == [1, 1]
 
 
@@ -110,8 +110,8 @@ def test_images_reach_the_net_as_it_was_trained() -> None:
     "wrong", [{"mean": [0.5], "std": [0.5]}, {"mean": [0, 0, 0], "std": [1, 1, 0]}, {"mean": [1]}]
 )
 def test_wrong_means_are_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="normalise"):
-        NormalisedNet(nn.Identity(), normalise=wrong, trained=IMAGENET, channels=3)
+    with pytest.raises(ConfigError, match="normalize"):
+        NormalizedNet(nn.Identity(), normalize=wrong, trained=IMAGENET, channels=3)
 
 
 @pytest.mark.parametrize("options", [{"channels": 0}, {"classes": 0}, {"prior": 1.0}])

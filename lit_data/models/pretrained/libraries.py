@@ -13,7 +13,7 @@ from typing_extensions import override
 from lit_data.core.errors import ConfigError, LitDataError, first_line
 from lit_data.models.layers import pad_sides
 
-Normalise = Literal["auto", "none"] | Mapping[str, Sequence[float]]
+Normalize = Literal["auto", "none"] | Mapping[str, Sequence[float]]
 """`auto`: as the weights were trained; `none`; or ``{mean: [...], std: [...]}`` of each channel, of values 0 to 1."""
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 """Of the three channels of ImageNet, on which most weights were trained."""
@@ -115,7 +115,7 @@ def fetching(weights: str, net: str) -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-class NormalisedNet(nn.Module):
+class NormalizedNet(nn.Module):
     """Wraps a net of another library, so that it takes images in 0..1 of any size.
 
     Images are normalized to the mean and the standard deviation that the weights were trained with,
@@ -125,7 +125,7 @@ class NormalisedNet(nn.Module):
 
     Args:
         net: From [B, channels, H, W] to a tensor, a dict with ``out`` or an object with ``logits``.
-        normalise: See `Normalise`.
+        normalize: See `Normalize`.
         trained: Mean and standard deviation for ``auto``; for other channels than RGB, their means
             are used.
         channels: Of the images.
@@ -142,7 +142,7 @@ class NormalisedNet(nn.Module):
         self,
         net: nn.Module,
         *,
-        normalise: Normalise,
+        normalize: Normalize,
         trained: Mapping[str, Sequence[float]],
         channels: int,
         multiple_px: int = 1,
@@ -150,7 +150,7 @@ class NormalisedNet(nn.Module):
         super().__init__()
         self.net = net
         self._multiple_px = multiple_px
-        mean, std = _read_normalise(normalise, trained, channels)
+        mean, std = _read_normalize(normalize, trained, channels)
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
 
@@ -178,26 +178,26 @@ def _read_answer(answer: Any) -> Tensor:  # noqa: ANN401 - what the net of a lib
     return logits
 
 
-def _read_normalise(
-    normalise: Normalise, trained: Mapping[str, Sequence[float]], channels: int
+def _read_normalize(
+    normalize: Normalize, trained: Mapping[str, Sequence[float]], channels: int
 ) -> tuple[Tensor, Tensor]:
-    if normalise == "none":
+    if normalize == "none":
         return torch.zeros(channels), torch.ones(channels)
-    if normalise == "auto":
+    if normalize == "auto":
         mean = list(trained["mean"])
         std = list(trained["std"])
         if len(mean) != channels:
             mean = [sum(mean) / len(mean)] * channels
             std = [sum(std) / len(std)] * channels
-    elif isinstance(normalise, Mapping) and normalise.keys() == {"mean", "std"}:
-        mean = list(normalise["mean"])
-        std = list(normalise["std"])
+    elif isinstance(normalize, Mapping) and normalize.keys() == {"mean", "std"}:
+        mean = list(normalize["mean"])
+        std = list(normalize["std"])
     else:
         raise ConfigError(
-            f"normalise={normalise!r}: choose auto, none or {{mean: [...], std: [...]}}"
+            f"normalize={normalize!r}: choose auto, none or {{mean: [...], std: [...]}}"
         )
     if len(mean) != channels or len(std) != channels or min(std, default=0) <= 0:
         raise ConfigError(
-            f"normalise has mean {mean} and std {std}: need {channels} of each, std above 0"
+            f"normalize has mean {mean} and std {std}: need {channels} of each, std above 0"
         )
     return torch.tensor(mean, dtype=torch.float32), torch.tensor(std, dtype=torch.float32)

@@ -13,8 +13,8 @@ from lit_data.core.types import PathText
 from lit_data.models.layers import count_outputs
 from lit_data.models.pretrained.libraries import (
     IMAGENET,
-    Normalise,
-    NormalisedNet,
+    Normalize,
+    NormalizedNet,
     building,
     check_options,
     fetching,
@@ -27,14 +27,14 @@ _HALVINGS_PX = 32  # what encoders of five stages divide sides by
 _PAN_PX = 128  # whose pyramid halves three times more, from a sixteenth on
 
 
-class SegmenterNet(NormalisedNet):
+class SegmenterNet(NormalizedNet):
     """A net that returns logits of each pixel; untrained, they give the expected fractions.
 
     Args:
-        net: See `NormalisedNet`.
+        net: See `NormalizedNet`.
         classes: Logits of each pixel, see `prior_logits`.
         prior: Expected fraction of each class; of all names together.
-        options: Of `NormalisedNet`.
+        options: Of `NormalizedNet`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SmpNet(SegmenterNet):
         channels: Of the images.
         prior: Expected fraction of each class, the output of the untrained net; of all names
             together.
-        normalise: See `Normalise`.
+        normalize: See `Normalize`.
         options: Further arguments of the architecture, such as ``decoder_channels``.
 
     Raises:
@@ -87,7 +87,7 @@ class SmpNet(SegmenterNet):
         weights: PathText | None = None,
         channels: int = 3,
         prior: float = 0.1,
-        normalise: Normalise = "auto",
+        normalize: Normalize = "auto",
         options: Mapping[str, Any] | None = None,
     ) -> None:
         count = len(prior_logits(classes, prior))
@@ -120,7 +120,7 @@ class SmpNet(SegmenterNet):
                 trained = library.encoders.get_preprocessing_params(encoder_name, name)
         multiple_px = _PAN_PX if architecture == "pan" else _HALVINGS_PX
         layout = {"trained": trained, "channels": channels, "multiple_px": multiple_px}
-        super().__init__(net, classes, prior, normalise=normalise, **layout)
+        super().__init__(net, classes, prior, normalize=normalize, **layout)
         load_weights_file(self, file)
 
 
@@ -136,7 +136,7 @@ class TorchvisionSegmenter(SegmenterNet):
         channels: Of the images.
         prior: Expected fraction of each class, the output of the untrained net; of all names
             together.
-        normalise: See `Normalise`.
+        normalize: See `Normalize`.
         options: Further arguments of the model.
 
     Raises:
@@ -154,7 +154,7 @@ class TorchvisionSegmenter(SegmenterNet):
         weights: PathText | None = None,
         channels: int = 3,
         prior: float = 0.1,
-        normalise: Normalise = "auto",
+        normalize: Normalize = "auto",
         options: Mapping[str, Any] | None = None,
     ) -> None:
         count = len(prior_logits(classes, prior))
@@ -177,12 +177,12 @@ class TorchvisionSegmenter(SegmenterNet):
             )
         widen_first_layer(net, channels)
         super().__init__(
-            net, classes, prior, normalise=normalise, trained=IMAGENET, channels=channels
+            net, classes, prior, normalize=normalize, trained=IMAGENET, channels=channels
         )
         load_weights_file(self, file)
 
 
-class TimmNet(NormalisedNet):
+class TimmNet(NormalizedNet):
     """Any classifier of timm.
 
     Args:
@@ -192,7 +192,7 @@ class TimmNet(NormalisedNet):
         weights: ``imagenet``: those that timm has under this name; None starts at random; a file,
             see `load_weights_file`.
         channels: Of the images.
-        normalise: See `Normalise`.
+        normalize: See `Normalize`.
         options: Further arguments of the model, such as ``drop_rate`` or, of transformers,
             ``img_size``.
 
@@ -210,7 +210,7 @@ class TimmNet(NormalisedNet):
         model_name: str = "resnet34",
         weights: PathText | None = None,
         channels: int = 3,
-        normalise: Normalise = "auto",
+        normalize: Normalize = "auto",
         options: Mapping[str, Any] | None = None,
     ) -> None:
         count = count_outputs(classes)
@@ -229,11 +229,11 @@ class TimmNet(NormalisedNet):
             with fetching(name, model_name):
                 net = timm.create_model(model_name, pretrained=True, **shape)
         trained = {key: net.pretrained_cfg.get(key) or value for key, value in IMAGENET.items()}
-        super().__init__(net, normalise=normalise, trained=trained, channels=channels)
+        super().__init__(net, normalize=normalize, trained=trained, channels=channels)
         load_weights_file(self, file)
 
 
-class TorchvisionClassifier(NormalisedNet):
+class TorchvisionClassifier(NormalizedNet):
     """Any classifier of torchvision.
 
     Args:
@@ -242,7 +242,7 @@ class TorchvisionClassifier(NormalisedNet):
             ``convnext_tiny``.
         weights: ``imagenet``; None starts at random; a file, see `load_weights_file`.
         channels: Of the images.
-        normalise: See `Normalise`.
+        normalize: See `Normalize`.
         options: Further arguments of the model, such as ``image_size`` of transformers.
 
     Raises:
@@ -259,7 +259,7 @@ class TorchvisionClassifier(NormalisedNet):
         model_name: str = "resnet18",
         weights: PathText | None = None,
         channels: int = 3,
-        normalise: Normalise = "auto",
+        normalize: Normalize = "auto",
         options: Mapping[str, Any] | None = None,
     ) -> None:
         count = count_outputs(classes)
@@ -277,7 +277,7 @@ class TorchvisionClassifier(NormalisedNet):
         widen_first_layer(net, channels)
         transforms = best.transforms()
         trained = {"mean": transforms.mean, "std": transforms.std}
-        super().__init__(net, normalise=normalise, trained=trained, channels=channels)
+        super().__init__(net, normalize=normalize, trained=trained, channels=channels)
         load_weights_file(self, file)
 
 

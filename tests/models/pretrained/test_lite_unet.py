@@ -1,6 +1,7 @@
 """`LiteUNet`: sizes, channels, what it starts from, and how fast its parts learn."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from lit_data.app.configuration.targets import instantiate
 from lit_data.core.errors import ConfigError
 from lit_data.models import EfficientNetLite, LiteUNet, SegmentationModule
 from lit_data.models.schedule import make_optimizer
+from tests.models.runs import load_batches, make_trainer
 
 
 def _small(**options: Any) -> LiteUNet:
@@ -76,6 +78,17 @@ def test_parts_learn_at_their_own_rates() -> None:
     assert (others["lr"], encoder["lr"]) == pytest.approx((0.4, 0.1))
     assert set(encoder["params"]) == set(net.encoder.parameters())
     assert len(others["params"]) + len(encoder["params"]) == len(list(net.parameters()))
+
+
+def test_a_trainer_leaves_the_statistics_that_light_fine_tuning_keeps(tmp_path: Path) -> None:
+    module = SegmentationModule(_small(fine_tuning="light"))
+    buffers = dict(module.net.encoder.named_buffers())
+    before = {name: value.clone() for name, value in buffers.items()}
+    batch = {"image": torch.rand(2, 3, 32, 32), "mask": torch.zeros(2, 1, 32, 32)}
+    trainer = make_trainer(tmp_path)
+    trainer.fit(module, load_batches(batch))
+    assert trainer.global_step == 1
+    assert all(torch.equal(value, before[name]) for name, value in buffers.items())
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ class EfficientNetLite(nn.Module):
         Returns:
             [B, width, H / stride, W / stride] for each of the strides, the finest first.
         """
-        if not self._can_fold(images):
+        if not self.can_fold(images):
             return self._find_maps(images, mirrors=False)
         together = len(images)
         if images.device.type == "cpu" and not torch.is_grad_enabled():
@@ -206,7 +206,7 @@ class EfficientNetLite(nn.Module):
                 maps.append(features.flip(2, 3) if mirrors else features)
         return maps
 
-    def _can_fold(self, images: Tensor) -> bool:
+    def can_fold(self, images: Tensor) -> bool:
         """Return True where statistics stay as they are, so that layers may be folded; see `_convolve`.
 
         Where layers learn, folding adds kernels for each of them, which is measured on CPUs alone.

@@ -124,7 +124,7 @@ def test_layers_that_keep_their_statistics_are_folded_with_equal_gradients(
     images = torch.rand(2, 3, 64, 96)
     answers = []
     for can_fold in (True, False):
-        monkeypatch.setattr(net, "_can_fold", lambda images, answer=can_fold: answer)
+        monkeypatch.setattr(net, "can_fold", lambda images, answer=can_fold: answer)
         maps = net(images)
         net.zero_grad()
         sum(level.square().mean() for level in maps).backward()
@@ -140,11 +140,11 @@ def test_layers_that_keep_their_statistics_are_folded_with_equal_gradients(
 def test_only_layers_whose_statistics_stay_are_folded() -> None:
     images = torch.rand(1, 3, 32, 32)
     net = EfficientNetLite(strides_px=[8])
-    assert not net.train()._can_fold(images)
-    assert net.eval()._can_fold(images)
+    assert not net.train().can_fold(images)
+    assert net.eval().can_fold(images)
     net.freeze_lightly()
-    assert net.train()._can_fold(images)
-    assert not net._can_fold(images.to("meta"))
+    assert net.train().can_fold(images)
+    assert not net.can_fold(images.to("meta"))
 
 
 def test_a_layer_that_is_watched_or_kept_in_float32_is_called() -> None:
@@ -155,11 +155,11 @@ def test_a_layer_that_is_watched_or_kept_in_float32_is_called() -> None:
     net(images)
     assert seen == [torch.float32]
     handle.remove()
-    assert net._can_fold(images)
+    assert net.can_fold(images)
     undo = keep_in_float32(net, ["blocks.1.expand_conv"], "cpu")
-    assert not net._can_fold(images)
+    assert not net.can_fold(images)
     undo()
-    assert net._can_fold(images)
+    assert net.can_fold(images)
 
 
 def test_random_weights_learn_everywhere() -> None:

@@ -86,7 +86,7 @@ def test_a_trainer_leaves_the_statistics_that_light_fine_tuning_keeps(tmp_path: 
     before = {name: value.clone() for name, value in buffers.items()}
     batch = {"image": torch.rand(2, 3, 32, 32), "mask": torch.zeros(2, 1, 32, 32)}
     trainer = make_trainer(tmp_path)
-    trainer.fit(module, load_batches(batch))
+    trainer.fit(module, load_batches(batch), load_batches(batch))
     assert trainer.global_step == 1
     assert all(torch.equal(value, before[name]) for name, value in buffers.items())
 

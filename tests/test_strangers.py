@@ -417,14 +417,15 @@ def test_a_server_that_is_not_reached_is_one_line(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.strangers
 @pytest.mark.parametrize("freeze_norm", [True, False])
-def test_normalization_is_frozen_as_the_net_is_made(freeze_norm: bool) -> None:
-    """A Trainer leaves the mode of a module as it is."""
+def test_normalization_is_frozen_in_the_mode_that_a_net_was_made_in(freeze_norm: bool) -> None:
     pytest.importorskip("torchvision")
     from lit_data.wings.detection import TorchvisionDetector
 
     name = "fasterrcnn_mobilenet_v3_large_320_fpn"
     net = TorchvisionDetector(model_name=name, freeze_norm=freeze_norm)
     norms = [layer for layer in net.modules() if isinstance(layer, nn.BatchNorm2d)]
+    box = {"boxes": torch.tensor([[4.0, 4.0, 30.0, 30.0]]), "labels": torch.tensor([1])}
+    net([torch.rand(3, 64, 64)] * 2, [box] * 2)
     assert {norm.training for norm in norms} == {not freeze_norm}
 
 

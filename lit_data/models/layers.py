@@ -31,6 +31,17 @@ def pad_sides(images: Tensor, multiple_px: int, *, least_px: int = 1) -> Tensor:
     return F.pad(images, padding, mode="replicate")
 
 
+def keep_statistics(net: nn.Module) -> None:
+    """Put the batch normalization of a net into evaluation mode, whose statistics then stay.
+
+    For a net that trains: call it in `forward`, because a Trainer leaves the mode that a net was
+    made in, and warns of layers that evaluate before.
+    """
+    for layer in net.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.eval()
+
+
 def run_in_float32(layer: nn.Conv2d | nn.Conv3d | nn.Linear, features: Tensor) -> Tensor:
     """Run the layer that gives a net's logits in float32 under autocast, too.
 

@@ -13,6 +13,7 @@ from lit_data.core.checks import check_choice, check_counts, check_fraction
 from lit_data.core.errors import ConfigError
 from lit_data.core.types import PathText
 from lit_data.core.wheels import WHEELS, verify_wheel_weights
+from lit_data.models.layers import keep_statistics
 from lit_data.models.weights import (
     are_weights_given,
     fit_channels,
@@ -159,17 +160,6 @@ class EfficientNetLite(nn.Module):
             block.depthwise_conv.requires_grad_(False)
             block.bn1.requires_grad_(False)
         self._keeps_statistics = True
-        self.train(self.training)  # a Trainer leaves the mode as it is
-
-    @override
-    def train(self, mode: bool = True) -> "EfficientNetLite":
-        """Set the mode of all layers, but leave batch normalization that keeps its statistics in evaluation."""
-        super().train(mode)
-        if self._keeps_statistics:
-            for layer in self.modules():
-                if isinstance(layer, nn.BatchNorm2d):
-                    layer.eval()
-        return self
 
     @override
     def forward(self, images: Tensor) -> list[Tensor]:
@@ -181,6 +171,8 @@ class EfficientNetLite(nn.Module):
         Returns:
             [B, width, H / stride, W / stride] for each of the strides, the finest first.
         """
+        if self._keeps_statistics and self.bn0.training:
+            keep_statistics(self)
         if not self.can_fold(images):
             return self._find_maps(images, mirrors=False)
         together = len(images)

@@ -15,7 +15,7 @@ from lit_data.augment.external import seeded
 from lit_data.core.checks import check_choice, check_count
 from lit_data.core.errors import ConfigError
 from lit_data.core.types import Batch, PathText
-from lit_data.models.layers import count_outputs
+from lit_data.models.layers import count_outputs, keep_statistics
 from lit_data.models.pretrained.libraries import (
     building,
     check_options,
@@ -109,17 +109,6 @@ class TorchvisionDetector(nn.Module):
             net.transform.min_size = (size_px,)
             net.transform.max_size = _LONGEST * size_px
         load_weights_file(self, file)
-        self.train()  # a Trainer leaves the mode as it is
-
-    @override
-    def train(self, mode: bool = True) -> "TorchvisionDetector":
-        """Set the mode of all layers, but keep frozen normalization in evaluation mode."""
-        super().train(mode)
-        if self._freezes_norm:
-            for layer in self.modules():
-                if isinstance(layer, nn.BatchNorm2d):
-                    layer.eval()
-        return self
 
     @override
     def forward(
@@ -132,6 +121,8 @@ class TorchvisionDetector(nn.Module):
             targets: For each image ``boxes`` [N, 4] corners in px and ``labels`` [N] from 1; in
                 training only.
         """
+        if self._freezes_norm:
+            keep_statistics(self)
         transform: Any = self.net.transform
         if self._size_px is None and transform.fixed_size is None and len(images):
             sides = [side for image in images for side in image.shape[-2:]]

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from lit_data.core.checks import check_choice
 from lit_data.core.errors import ConfigError
+from lit_data.core.names import warn_of_names
 from lit_data.core.types import NEUTRAL, Array, Bools, Ints, PathText, Size, Stage
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image import PATCH_PX, Augment, ImageDataModule, choose_grid
@@ -250,10 +251,8 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
             return self._masks.select(images)
         if self.train_on == "good" and not self._draws_all:
             # Good parts are learned from masks that mark nothing.
-            nothing_marked = np.full(len(self.bank), -1)
-            return PartialMasks(
-                self.bank, images, self.bank, nothing_marked, unmarked=self.unmarked
-            )
+            none = np.full(len(self.bank), -1)
+            return PartialMasks(self.bank, images, self.bank, none, unmarked=self.unmarked)
         return None
 
     @override
@@ -423,6 +422,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
             self._unknown = splitter.find_unknown()
         if self.source.splits == UNDIVIDED:
             return leave_undivided(len(self.bank))
+        warn_of_names(self._kinds)
         if self.protocol == "mvtec":
             splitter.check_protocol(self.source.image_set.layout)
         splits = None if self.folds is None else splitter.split_folds(self.folds, self.fold)

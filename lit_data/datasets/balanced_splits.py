@@ -11,7 +11,6 @@ import numpy as np
 from lit_data.core.checks import check_count
 from lit_data.core.errors import ConfigError, list_some, show_path
 from lit_data.core.leftovers import Leftovers
-from lit_data.core.names import warn_of_names
 from lit_data.core.rng import Stream, uniform
 from lit_data.core.types import Bools, Ints
 from lit_data.datasets.good_names import GOOD
@@ -78,7 +77,6 @@ class ImageSplitter:
         Raises:
             ConfigError: The images cannot be split so.
         """
-        warn_of_names(self.kinds)
         if splits == "auto":
             named = self._find_named()
             if named is not None and not named.names_train_alone:
@@ -202,7 +200,6 @@ class ImageSplitter:
             splits: As for `split`.
             is_good: [n] True for images without a defect.
         """
-        warn_of_names(self.kinds)
         fractions = read_fractions(splits)
         if splits == "auto":
             named = self._find_named()
@@ -235,7 +232,6 @@ class ImageSplitter:
         Raises:
             ConfigError: There are fewer images, or groups of images, than folds.
         """
-        warn_of_names(self.kinds)
         groups = self.find_groups(self.names)
         fractions = {str(number): 1 / folds for number in range(folds)}
         parts = list(split_stratified(self._describe(), groups, fractions, seed=self.seed).values())

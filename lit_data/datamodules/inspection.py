@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Annotated, Any, Literal, Unpack
 
 import numpy as np
@@ -25,6 +25,8 @@ from lit_data.datasets.balanced_splits import (
     check_folds,
     describe_splits,
     find_groups,
+    group_equal,
+    warn_of_contradictions,
 )
 from lit_data.datasets.good_names import GOOD, describe_doubt, names_defect
 from lit_data.datasets.occupancy import PartialMasks, count_classes, is_defect
@@ -38,6 +40,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 
 log = logging.getLogger(__name__)
+_BATCH_KEYS = ("image", "mask", "unmarked", "index", "image_index", "position", "epoch")
 
 
 class InspectionDataModule(MadeOfFiles, ImageDataModule):
@@ -102,21 +105,12 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
     original_sizes: OriginalSizes | None
     synthesis: DefectSpec | None
     _masks: PartialMasks | None
-    # [images] True if the mask of an image shows a defect, once this has been counted
-    _is_positive: Bools | None = None
-    # numbers of images that may or may not show a defect
-    _unknown: Ints = np.zeros(0, np.int64)
+    _is_positive: Bools | None = None  # [images] True if a mask shows a defect, once counted
+    _unknown: Ints = np.zeros(0, np.int64)  # images that may or may not show a defect
+    _equal: Ints  # [images] as in `group_equal`, if there are splits
     _kinds: Sequence[str] = ()
     _doubt: str = ""
-    batch_keys: Sequence[str] = (
-        "image",
-        "mask",
-        "unmarked",
-        "index",
-        "image_index",
-        "position",
-        "epoch",
-    )
+    batch_keys: Sequence[str] = _BATCH_KEYS
 
     def __init__(
         self,
@@ -234,9 +228,12 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
     @override
     def choose_patches(self, images: Ints, stage: Stage) -> SampledPatches:
         sampling = None
-        is_learned = stage == "train" and len(images) > 0
-        if is_learned and self.sampling is not None and self._masks is not None:
-            sampling = self._look_for_samples(self.sampling, self._masks)
+        masks = self._masks if stage == "train" and len(images) else None
+        if self.sampling is not None and masks is not None:
+            # `skip_blank` is a fraction of the value range; stored pixels are compared.
+            least = (self.sampling.options.skip_blank or 0) * self.transformation.values.scale
+            sampling = replace(self.sampling, image_kinds=self.image_kinds)
+            sampling = sampling.look(masks, self.grid, self.bank, least, self.source.kept_folder)
         return SampledPatches(self.grid, images, sampling)
 
     @override
@@ -249,11 +246,11 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         """Return the masks of a split, which mark nothing if only good parts train without masks."""
         if self._masks is not None:
             return self._masks.select(images)
-        if self.train_on == "good" and not self._draws_all:
-            # Good parts are learned from masks that mark nothing.
-            none = np.full(len(self.bank), -1)
-            return PartialMasks(self.bank, images, self.bank, none, unmarked=self.unmarked)
-        return None
+        if self.train_on == "all" or self._draws_all:
+            return None
+        # Good parts are learned from masks that mark nothing.
+        none = np.full(len(self.bank), -1)
+        return PartialMasks(self.bank, images, self.bank, none, unmarked=self.unmarked)
 
     @override
     def inspect(self, stage: Stage) -> Visuals:
@@ -321,12 +318,9 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         """Return True if an image shows a defect, by its mask or its folder; None if unknown."""
         if number in self._bad or number in self._unknown:
             return None
-        if self._masks is None or self._masks.unmarked[number]:
-            return self._find_truth_of_kind(self._kinds[number])
-        return bool(is_defect(self._masks[number]).any())
-
-    def _find_truth_of_kind(self, kind: str) -> bool | None:
-        """Return True if folders clearly show that images of a kind have a defect, False if they have none."""
+        if self._masks is not None and not self._masks.unmarked[number]:
+            return bool(is_defect(self._masks[number]).any())
+        kind = self._kinds[number]
         # If no kind is called good, folders may be lots or days.
         if not kind or GOOD not in self._kinds or self._doubt:
             return None
@@ -406,12 +400,6 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
             message = "synthetic defects have no class: set synthesis=none, or remove data.classes"
             raise ConfigError(message)
 
-    def _look_for_samples(self, sampling: Sampling, masks: PartialMasks) -> Sampling:
-        # `skip_blank` is a fraction of the value range; stored pixels are compared.
-        least = (sampling.options.skip_blank or 0) * self.transformation.values.scale
-        sampling = replace(sampling, image_kinds=self.image_kinds)
-        return sampling.look(masks, self.grid, self.bank, least, self.source.kept_folder)
-
     def _split_all_images(self) -> dict[str, Ints]:
         self._kinds = self.image_kinds
         self._doubt = self.describe_doubt()
@@ -423,6 +411,8 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         if self.source.splits == UNDIVIDED:
             return leave_undivided(len(self.bank))
         warn_of_names(self._kinds)
+        self._equal = group_equal(self.bank)
+        warn_of_contradictions(self._equal, splitter.names, self.list_truths())
         if self.protocol == "mvtec":
             splitter.check_protocol(self.source.image_set.layout)
         splits = None if self.folds is None else splitter.split_folds(self.folds, self.fold)
@@ -436,25 +426,36 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         return self._split_good(splitter, splits)
 
     def _open_splitter(self) -> ImageSplitter:
-        find_together = partial(
-            find_groups,
-            self.bank,
-            pattern=self.groups,
-            with_near_duplicates=self.near_duplicates == "together",
-            folder=self.source.kept_folder,
-        )
         return ImageSplitter(
             names=tuple(self.source.names(self.bank)),
             kinds=self._kinds,
             has_mask=None if self._masks is None else self._masks.of_image >= 0,
             unmarked=self.unmarked,
             count_classes=self.count_classes,
-            find_groups=cache(find_together),  # asked for good and for defective images
+            find_groups=cache(self._find_groups),  # asked for good and for defective images
             seed=self.source.split_seed,
             root=self.source.folder,
             others=self.source.list_others(self.bank),
             leftovers=self.source.leftovers,
         )
+
+    def _find_groups(self, names: Sequence[str]) -> Ints:
+        return find_groups(
+            self.bank,
+            names,
+            equal=self._equal,
+            pattern=self.groups,
+            with_near_duplicates=self.near_duplicates == "together",
+            folder=self.source.kept_folder,
+        )
+
+    def list_truths(self) -> Sequence[str]:
+        """Return what identical images must have in common; empty if that is unknown."""
+        if self.train_on == "all" or self._find_doubt():
+            return ()
+        truths = np.where(self._find_good(), "good", "defective")
+        truths[[*self._bad, *self._unknown.tolist()]] = ""
+        return list(truths)
 
     def _split_good(
         self, splitter: ImageSplitter, folds: Mapping[str, Ints] | None

@@ -21,7 +21,6 @@ from lit_data.datamodules.image import Augment
 from lit_data.datamodules.image_files import FolderKeywords
 from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.inspection_source import InspectionFiles
-from lit_data.datasets.balanced_splits import warn_of_contradictions
 from lit_data.datasets.good_names import choose_good_classes, find_good_names
 from lit_data.datasets.layouts import (
     InspectionSet,
@@ -249,6 +248,10 @@ class LabelledImageDataModule(InspectionDataModule):
         return kind not in self._good_kinds
 
     @override
+    def list_truths(self) -> Sequence[str]:
+        return self._kinds
+
+    @override
     def describe_doubt(self) -> str:
         """Return the reason why no class shows which images are good, with advice; else empty."""
         if self.good_classes:
@@ -299,7 +302,6 @@ class LabelledImageDataModule(InspectionDataModule):
             numbered = (f"{number} {name}" for number, name in enumerate(self.classes or ()))
             log.info("classes: %s", ", ".join(numbered))
         self._check_good()
-        warn_of_contradictions(self.bank, self.source.names(self.bank), self.image_kinds)
         # Images that are only predicted may have classes that the model does not know.
         kinds = {*self.image_kinds, *self.good_classes} - {""}
         self._good_kinds = find_good_names(kinds, self.good)

@@ -376,6 +376,7 @@ def find_groups(
     bank: ImageBank,
     names: Sequence[str],
     *,
+    equal: Ints,
     pattern: str | None,
     with_near_duplicates: bool,
     folder: Path | None,
@@ -385,11 +386,12 @@ def find_groups(
     Args:
         bank: The images.
         names: Paths of the images below the root.
+        equal: [n] numbers of the groups of `group_equal`.
         pattern: See `group_by_name`.
         with_near_duplicates: True groups near-duplicates, see `group_similar`.
         folder: Folder that keeps the result for the next run; `None` keeps nothing.
     """
-    groups = [group_equal(bank)]
+    groups = [equal]
     if pattern is not None:
         groups.append(group_by_name(names, pattern))
     if with_near_duplicates:
@@ -443,16 +445,22 @@ def group_equal(bank: ImageBank) -> Ints:
     return np.unique(bank.source_states, axis=0, return_inverse=True)[1].reshape(-1)
 
 
-def warn_of_contradictions(bank: ImageBank, names: Sequence[str], kinds: Sequence[str]) -> None:
-    """Warn of byte-identical images with different labels."""
+def warn_of_contradictions(equal: Ints, names: Sequence[str], truths: Sequence[str]) -> None:
+    """Warn of byte-identical images of which different things are said.
+
+    Args:
+        equal: [n] numbers of the groups of `group_equal`.
+        names: Names of the images.
+        truths: Class of each image, empty where it is unknown; empty if all are.
+    """
     first_of: dict[int, int] = {}
     pairs = []
-    for number, group in enumerate(group_equal(bank).tolist()):
-        if not kinds[number]:
+    for number, (group, truth) in enumerate(zip(equal.tolist(), truths, strict=False)):
+        if not truth:
             continue
         first = first_of.setdefault(group, number)
-        if kinds[first] != kinds[number]:
-            pairs.append(f"{names[first]} and {names[number]}")
+        if truths[first] != truth:
+            pairs.append(f"{names[first]} ({truths[first]}) and {names[number]} ({truth})")
     if pairs:
         log.warning(
             "%s another image with a different class: %s; correct the labels",

@@ -116,7 +116,9 @@ def test_labels_that_contradict_each_other_are_told(
     (folder / "dent" / "same.png").write_bytes(content)
     (folder / "good" / "same.png").write_bytes(content)
     _data(tmp_path)
-    text = "2 images are identical to another image with a different class: dent/same.png and good/"
+    text = (
+        "2 images are identical to another image with a different class: dent/same.png (dent) and"
+    )
     assert text in caplog.text
     (folder / "dent" / "same.png").unlink()
     rows = [f"{path.parent.name}/{path.name},{path.parent.name}" for path in folder.glob("*/*")]

@@ -10,6 +10,7 @@ import torch
 
 from lit_data.core.errors import ConfigError, DataError
 from lit_data.datamodules import InspectionDataModule
+from lit_data.datasets.splits import UNDIVIDED
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from tests.helpers.reading import opened
@@ -66,6 +67,20 @@ def test_the_protocol_of_the_field_is_held_and_any_other_layout_refused(tmp_path
     (tmp_path / "set/ground_truth").rename(tmp_path / "set/masks")
     with pytest.raises(ConfigError, match=r"needs the folders train/good .*found: layout folder"):
         _open(tmp_path, protocol="mvtec")
+
+
+def test_identical_images_that_are_good_and_defective_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _write_anomaly_set(tmp_path / "set")
+    good, defective = (tmp_path / "set/test" / name for name in ("good/t0.png", "crack/c0.png"))
+    defective.write_bytes(good.read_bytes())
+    _open(tmp_path)
+    _open(tmp_path, splits=UNDIVIDED)
+    assert [text for text in caplog.messages if "identical" in text] == [
+        "1 image is identical to another image with a different class: test/crack/c0.png "
+        "(defective) and test/good/t0.png (good); correct the labels"
+    ]
 
 
 def test_without_masks_folders_say_which_images_of_test_show_a_defect(tmp_path: Path) -> None:

@@ -181,22 +181,13 @@ class _LabelWalk(FolderWalk):
         return self._matches(relative) is not None and not self._excludes(relative)
 
 
-def match_label_files(
-    root: Path,
-    index: NameIndex,
-    suffix: str,
-    parents: Sequence[str],
-    *,
-    exclude: Sequence[str],
-    faults: Faults,
-) -> tuple[dict[int, Path], Problems]:
-    """Find the files of one extension in folders with given names, and their images.
+def list_label_files(
+    root: Path, suffix: str, parents: Sequence[str], exclude: Sequence[str], faults: Faults
+) -> list[str]:
+    """List the files of one extension in folders with given names, or in all folders without names.
 
-    Without names of folders, a file belongs to the image of its name in its own folder.
-
-    Returns:
-        The label file of each image that has one, and the problems of the other files. Links that
-        lead nowhere or out of the root, and entries that are not files, are added to the faults.
+    Links that lead nowhere or out of the root, and entries that are not files, are added to the
+    faults.
     """
     walk = _LabelWalk(root, suffix, parents, exclude)
     names = sorted(walk.run())
@@ -206,15 +197,38 @@ def match_label_files(
                 f"{counted(len(walk.problems), 'bad name')} under {show_path(root)}"
             )
         )
+    return names
+
+
+def match_label_files(
+    root: Path,
+    index: NameIndex,
+    names: Sequence[str],
+    parents: Sequence[str],
+    *,
+    is_beside: bool,
+) -> tuple[dict[int, Path], Problems]:
+    """Find the images of label files.
+
+    Args:
+        root: Folder of the dataset.
+        index: Index of the images.
+        names: Names of the files, relative to the root.
+        parents: Names of folders of labels.
+        is_beside: A file belongs to the image of its name in its own folder.
+
+    Returns:
+        The label file of each image that has one, and the problems of the other files.
+    """
     files: dict[int, Path] = {}
     problems = Problems()
     for row, name in enumerate(names, 1):
+        stem, suffix = posixpath.splitext(name)
         try:
-            stem = name.removesuffix(suffix)
-            if parents:
-                number = _find_labelled(index, stem, parents)
-            else:
+            if is_beside:
                 number = index.find(str(root / stem))
+            else:
+                number = _find_labelled(index, stem, parents)
             if number >= index.count:
                 continue
             first = files.setdefault(number, root / name)
@@ -236,7 +250,8 @@ def _find_labelled(index: NameIndex, name: str, parents: Sequence[str]) -> int:
     """
     parts = name.split("/")
     # The innermost folder of labels, since folders above it may have such names too.
-    last = max(index for index, part in enumerate(parts[:-1]) if part in parents)
+    named = [index for index, part in enumerate(parts[:-1]) if part in parents]
+    last = named[-1] if named else len(parts) - 2
     try:
         return index.find("/".join([*parts[:last], "images", *parts[last + 1 :]]))
     except DataError:

@@ -17,9 +17,15 @@ from lit_data.annotations.coco import (
     read_coco_labels,
     split_by_file,
 )
-from lit_data.annotations.formats import add_label_files, add_unlabelled
+from lit_data.annotations.formats import add_label_files, add_unlabelled, sort_by_format
 from lit_data.annotations.labels import Faults, Frame, LabelTable
-from lit_data.annotations.voc import Difficult, NameIndex, match_label_files, read_voc_labels
+from lit_data.annotations.voc import (
+    Difficult,
+    NameIndex,
+    list_label_files,
+    match_label_files,
+    read_voc_labels,
+)
 from lit_data.annotations.yolo import (
     CLASS_FILES,
     YAML_FILES,
@@ -57,12 +63,14 @@ log = logging.getLogger(__name__)
 LabelFormat = Literal["auto", "yolo", "coco", "voc", "none"]
 
 _PLACES = {
-    "yolo": (".txt", ("labels", "Labels", "LABELS")),
+    "yolo": (".txt", ("labels", "Labels", "LABELS"), "YOLO boxes"),
     "voc": (
         ".xml",
         ("Annotations", "annotations", "ANNOTATIONS", "annotations_voc", "annots", "xmls"),
+        "VOC",
     ),
 }
+"""Extension of label files, their folders, and the name of their format."""
 _LIST_FOLDERS = ("ImageSets/Main",)
 _READERS = 8  # threads that wait for a disk in the network, or a server
 _SIDE_FILES = (*YAML_FILES, *CLASS_FILES, *COCO_PLACES)
@@ -176,8 +184,8 @@ def find_detection_files(
     ``annotations/instances_*.json``, ``annotations/train.json`` and so on, or
     ``_annotations.coco.json`` beside the images or in ``train`` and so on. VOC XML is in
     ``Annotations``, ``annotations``, ``annotations_voc``, ``annots`` or ``xmls``. Without these
-    folders, ``a.txt`` or ``a.xml`` is read beside ``a.jpg``. If a dataset has lists or COCO files,
-    images that they do not name are skipped.
+    folders, ``a.txt`` or ``a.xml`` is read beside ``a.jpg``, or else in any other folder. If a
+    dataset has lists or COCO files, images that they do not name are skipped.
 
     Args:
         root: Folder of the dataset.
@@ -316,11 +324,14 @@ def _find_labels(
     # A given COCO file determines the format.
     is_open = wanted == "auto" and annotations is None
     formats: tuple[LabelFormat, ...] = ("yolo", "coco", "voc") if is_open else (wanted,)
-    for is_beside in (False, True):  # labels in a folder of their own come first
+    for where in ("folders", "beside", "anywhere"):
         for label_format in formats:
-            labels = _find_format(folder, label_format, annotations, is_beside=is_beside)
-            if labels is not None:
-                return labels
+            if label_format in _PLACES:
+                label_files = _match_files(folder, label_format, where)
+                if label_files:
+                    return _Labels(label_format, (), label_files)
+            elif where == "folders" and (paths := list_coco(folder.root, annotations)):
+                return _Labels("coco", load_coco_files(paths, folder.root, folder.faults), {})
     if is_open and unlabelled:
         images = counted(len(folder.names), "image")
         log.info("%s: %s without labels", show_path(folder.root), images)
@@ -333,29 +344,17 @@ def _find_labels(
     )
 
 
-def _find_format(
-    folder: _Folder, label_format: LabelFormat, annotations: PathText | None, *, is_beside: bool
-) -> _Labels | None:
-    """Find the labels of a format, in folders of labels or beside images; None if there are none."""
-    if label_format in _PLACES:
-        label_files = _match_files(folder, label_format, is_beside=is_beside)
-        return _Labels(label_format, (), label_files) if label_files else None
-    paths = [] if is_beside else list_coco(folder.root, annotations)
-    if not paths:
-        return None
-    return _Labels("coco", load_coco_files(paths, folder.root, folder.faults), {})
-
-
-def _match_files(folder: _Folder, label_format: LabelFormat, *, is_beside: bool) -> dict[int, Path]:
-    """Return the label file of each image that has one, in a format with one file for each image."""
-    suffix, parents = _PLACES[label_format]
+def _match_files(folder: _Folder, label_format: LabelFormat, where: str) -> dict[int, Path]:
+    """Return the label file of each image that has one: in folders of labels, beside images, or anywhere."""
+    suffix, parents, name = _PLACES[label_format]
+    is_beside = where == "beside"
+    if where == "anywhere":
+        names = sort_by_format(folder.root, folder.leftovers.unread).get(name, ())
+    else:
+        folders = () if is_beside else parents
+        names = list_label_files(folder.root, suffix, folders, folder.exclude, folder.faults)
     files, problems = match_label_files(
-        folder.root,
-        folder.index,
-        suffix,
-        () if is_beside else parents,
-        exclude=folder.exclude,
-        faults=folder.faults,
+        folder.root, folder.index, names, parents, is_beside=is_beside
     )
     # Other text files may be beside images too; XML without an image has lost it.
     if not is_beside or (files and suffix == ".xml"):

@@ -1,6 +1,7 @@
 """`DetectionSource`: images with boxes, their decoded store, and the synthetic dataset."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -39,6 +40,8 @@ from lit_data.wings.detection.masks import find_mask_boxes
 from lit_data.wings.detection.sample_set import DetectionSampleSpec
 from lit_data.wings.detection.windows import Windows, choose_stride, cut_windows
 from lit_inspect.npy import NPY_LOCK
+
+log = logging.getLogger(__name__)
 
 BoxesFrom = Literal["labels", "masks"]
 
@@ -246,6 +249,8 @@ class DetectionSource(ImageFolder):
             if check:
                 problems = self._find_damaged(files.images)
                 report_bad(problems, len(files.images), self.on_bad)
+            else:
+                log.info("%s: %s", self.shown_root, masked_files.image_set.describe())
             return files
         return find_detection_files(
             self.folder,

@@ -91,7 +91,9 @@ def test_bad_masks_are_listed_together_or_left_out(cache: str, tmp_path: Path) -
     assert [Path(path).stem for path in data.files.images] == ["0", "3", "4", "5", "6", "7"]
 
 
-def test_polygons_become_boxes_too(cache: str, tmp_path: Path) -> None:
+def test_polygons_become_boxes_too(
+    cache: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     root = _write(tmp_path / "set")
     for path in (root / "masks").iterdir():
         path.unlink()
@@ -102,7 +104,9 @@ def test_polygons_become_boxes_too(cache: str, tmp_path: Path) -> None:
         content = {"imagePath": path.name, "shapes": [shape]}
         content |= {"imageHeight": SIZE[0], "imageWidth": SIZE[1]}
         path.with_suffix(".json").write_text(json.dumps(content))
+    caplog.set_level("INFO")
     data = _data(root, Path(cache), classes=["pit"])
+    assert "masks drawn from labelme files (pit 8" in caplog.text
     ((left, top, right, bottom),) = _corners(data.files.labels.of(3))
     assert (left, top) == (10, 10)
     assert right in (20, 21)

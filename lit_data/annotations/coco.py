@@ -99,7 +99,10 @@ class CocoFile:
             try:
                 # An image beside the file takes precedence over one with its name elsewhere.
                 beside = index.find_path(os.path.join(folder, name))  # noqa: PTH118
-                numbers[entry["id"]] = index.find(name, self.split) if beside is None else beside
+                if beside is None:
+                    numbers[entry["id"]] = index.find(name, self.split, self.path)
+                else:
+                    numbers[entry["id"]] = beside
             except DataError as error:
                 problems.add(self.path, f"images[{entry_number}]: {error}")
         return numbers, problems

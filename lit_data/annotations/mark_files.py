@@ -195,7 +195,7 @@ def _read_coco_file(path: Path, annotated: Annotated) -> None:
     numbers: dict[Id, int | None] = {}
     for index, entry in content.images.items():
         where, name = f"{path}, images[{index}]", str(entry["file_name"])
-        number = annotated.find((str(path.parent / name), name), str(path), split=split)
+        number = annotated.find((str(path.parent / name), name), path, split=split)
         annotated.state_size(number, where, entry.get("height"), entry.get("width"))
         numbers[entry["id"]] = number
     # Crowds come first, so that objects in front of them stay.
@@ -288,7 +288,7 @@ def _read_csv(path: Path, annotated: Annotated) -> None:
         )
         if image.lower() == BOTH_COLUMNS:
             name, _, category = name.rpartition("_")
-        number = annotated.find((str(path.parent / name), name), where)
+        number = annotated.find((str(path.parent / name), name), path, where=where)
         annotated.state_size(number, where, row.get("height"), row.get("width"))
         runs_text = read_cell(row, run)
         if runs_text and runs_text != "-1":
@@ -359,7 +359,7 @@ def _read_cvat(path: Path, annotated: Annotated) -> None:
     for image in read_xml(path, "annotations", MAX_BYTES).iterfind("image"):
         name = str(image.get("name"))
         split = find_split(image.get("subset", ""))
-        number = annotated.find((str(path.parent / name), name), str(path), split=split)
+        number = annotated.find((str(path.parent / name), name), path, split=split)
         annotated.state_size(number, f"{path}, {name}", image.get("height"), image.get("width"))
         numbers: Counter[str] = Counter()
         shapes = []
@@ -420,7 +420,7 @@ def _read_floats(shape: "Element", names: Sequence[str]) -> list[float]:
 def _find_labelled(path: Path, annotated: Annotated, suffix: str = "") -> int | None:
     """Find the image of a label file, and mark it as named."""
     names = [*_list_names(path, annotated, suffix), *_list_names(path, annotated)]
-    return annotated.find(names, str(path), split=_split_of(path, annotated))
+    return annotated.find(names, path, split=_split_of(path, annotated))
 
 
 def _split_of(path: Path, annotated: Annotated) -> str | None:
@@ -430,7 +430,7 @@ def _split_of(path: Path, annotated: Annotated) -> str | None:
 def _has_image(path: Path, annotated: Annotated) -> bool:
     for name in _list_names(path, annotated):
         with suppress(DataError):
-            annotated.index.find(name, _split_of(path, annotated))
+            annotated.index.find(name, _split_of(path, annotated), path)
             return True
     return False
 

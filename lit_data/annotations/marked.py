@@ -83,22 +83,30 @@ class Annotated:
     bad: set[int] = field(default_factory=set)
     sizes: dict[int, tuple[str, Stated]] = field(default_factory=dict)
 
-    def find(self, names: Sequence[str], where: str, *, split: str | None = None) -> int | None:
+    def find(
+        self, names: Sequence[str], path: Path, *, split: str | None = None, where: str = ""
+    ) -> int | None:
         """Return the number of the image of the first known name, and mark it as named.
 
         Return None for an excluded image. If no name is known, return None and note a problem.
+
+        Args:
+            names: Possible names of the image.
+            path: File with the names.
+            split: Split of the file, if its path tells it.
+            where: Place in the file, for the problem.
         """
         for name in names:
             with suppress(DataError):
-                number = self.index.find(name, split)
+                number = self.index.find(name, split, path)
                 if number >= self.index.count:
                     return None
                 self.marks.setdefault(number, [])
                 return number
         try:
-            self.index.find(names[-1], split)
+            self.index.find(names[-1], split, path)
         except DataError as error:
-            self.problems.add(where, str(error))
+            self.problems.add(where or path, str(error))
         return None
 
     def add(

@@ -105,13 +105,15 @@ class NameIndex:
         """Return True if at least one image has a name."""
         return bool(self._match(name))
 
-    def find(self, name: str, split: str | None = None) -> int:
+    def find(self, name: str, split: str | None = None, source: PathText | None = None) -> int:
         """Return the number of the image with a name.
 
         Args:
             name: `a`, `a.jpg`, `train/a.jpg`, `./images/train/a.jpg` or a whole path; composed and
                 decomposed accents are equal.
             split: Split to choose among images of one name in folders of several splits.
+            source: Path of the file with the name; among images of one name, the one in the same folder
+                is meant, or in the first folder above that has any.
 
         Raises:
             DataError: There is no such image, or more than one.
@@ -119,6 +121,7 @@ class NameIndex:
         matches = self._match(name)
         if len(matches) > 1:
             matches = [n for n in matches if split and self._split(n) == split] or matches
+            matches = self._list_nearest(matches, source)
             # An image takes precedence over excluded ones, any of which will do.
             matches = [n for n in matches if n < self.count] or matches[:1]
         if not matches:
@@ -130,6 +133,16 @@ class NameIndex:
                 cure = "they differ only in their type: rename one, or add the type to the name"
             raise DataError(f"{len(matches)} images are named {escape(name)!r}; {cure}")
         return matches[0]
+
+    def _list_nearest(self, numbers: list[int], source: PathText | None) -> list[int]:
+        """Return the images in the innermost folder around a file that has any of them."""
+        folder = "/" if source is None else posixpath.dirname(_root_path(os.fspath(source)))
+        while folder != "/":
+            nearest = [n for n in numbers if self._paths[n].startswith(f"{folder}/")]
+            if nearest:
+                return nearest
+            folder = posixpath.dirname(folder)
+        return numbers
 
     def _match(self, name: str) -> list[int]:
         """Return the numbers of the images with a name."""
@@ -228,7 +241,7 @@ def match_label_files(
             if is_beside:
                 number = index.find(str(root / stem))
             else:
-                number = _find_labelled(index, stem, parents)
+                number = _find_labelled(index, root / name, stem, parents)
             if number >= index.count:
                 continue
             first = files.setdefault(number, root / name)
@@ -242,11 +255,11 @@ def match_label_files(
     return files, problems
 
 
-def _find_labelled(index: NameIndex, name: str, parents: Sequence[str]) -> int:
+def _find_labelled(index: NameIndex, path: Path, name: str, parents: Sequence[str]) -> int:
     """Find the image of a label file.
 
     It is in the folder of the same name below ``images``, or has that name anywhere. Among images
-    with the same name, the one in the split of the label file is chosen.
+    with the same name, the one in the split of the label file is chosen, or the nearest one.
     """
     parts = name.split("/")
     # The innermost folder of labels, since folders above it may have such names too.
@@ -255,7 +268,7 @@ def _find_labelled(index: NameIndex, name: str, parents: Sequence[str]) -> int:
     try:
         return index.find("/".join([*parts[:last], "images", *parts[last + 1 :]]))
     except DataError:
-        return index.find("/".join(parts[last + 1 :]), split_of(name))
+        return index.find("/".join(parts[last + 1 :]), split_of(name), path)
 
 
 def read_voc_labels(

@@ -140,6 +140,9 @@ def test_a_name_of_two_images_needs_its_folder_or_split() -> None:
     with pytest.raises(DataError, match=r"2 images are named 'a.jpg'; name them with their folder"):
         index.find("a.jpg")
     assert (index.find("a.jpg", "val"), index.find("train/a.jpg")) == (1, 0)
+    assert index.find("a", source="/test/images/val/labels/deep/a.xml") == 1
+    with pytest.raises(DataError, match="name them with their folder"):
+        index.find("a", source="/test/labels/a.xml")
 
 
 def test_a_set_with_a_box_from_zero_counts_from_there(

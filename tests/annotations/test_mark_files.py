@@ -100,6 +100,18 @@ def test_marks_of_pictures_that_exif_turns_need_the_key(
     assert (draw(tmp_path, exif="apply")[0] > 0).sum() in (1521, 1600)
 
 
+@pytest.mark.parametrize("write", READERS)
+def test_the_nearest_of_images_of_one_name_is_meant(
+    write: Callable[..., None], tmp_path: Path
+) -> None:
+    for part in ("a", "b"):
+        (tmp_path / part / "img").mkdir(parents=True)
+        save(tmp_path / part / "img")
+    write(tmp_path / "b")
+    paths = sorted(tmp_path.rglob("*.jpg"))
+    assert [*read_annotations(tmp_path, paths).marks] == [1]
+
+
 def test_a_stated_size_tells_which_way_a_picture_was_marked(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6

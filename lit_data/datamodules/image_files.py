@@ -222,13 +222,15 @@ class ImageFolder(Source):
             list_beside=partial(self.list_beside, scratch),
         )
 
-    def _open_bank(self, sources: Sequence[ImageSource], decoder: Decoder, part: str) -> ImageBank:
+    def _open_bank(
+        self, sources: Sequence[ImageSource], decoder: Decoder, part: str, item: str = "image"
+    ) -> ImageBank:
         if self.cache in ("store", "device"):
             # A device cuts patches from whole images.
             layout = self._layout if self.cache == "store" else WHOLE
             folder = self.store_folder / part
             return DecodedStore.build(
-                sources, folder, decoder=decoder, on_bad=self.on_bad, store=layout
+                sources, folder, decoder=decoder, on_bad=self.on_bad, store=layout, item=item
             )
         cache_bytes = self.cache_bytes if self.cache == "lru" else 0
         return DecodedFiles(sources, decoder, cache_bytes=cache_bytes, on_bad=self.on_bad)
@@ -395,7 +397,7 @@ class MaskedImageFolder(ImageFolder):
         masks_of_split = [path for path in mask_of if stem_of(path) in stems]
         sources = [mask_of[path] for _, path in match_by_stem(images, masks_of_split)]
         # One store for each split, because splits with synthetic defects need no masks.
-        opened = self._open_bank(sources, self.mask_decoder, f"masks-{split}")
+        opened = self._open_bank(sources, self.mask_decoder, f"masks-{split}", "mask")
         return opened, _leave_out(numbers, sources, opened, split)
 
     def open_known_masks(self, bank: ImageBank) -> tuple[Ints, ImageBank | None]:
@@ -412,7 +414,7 @@ class MaskedImageFolder(ImageFolder):
         if not known:
             return np.zeros(0, np.int64), None
         numbers = [number_of[stem_of(mask.paths[0])] for mask in known]
-        opened = self._open_bank(known, self.mask_decoder, "masks-known")
+        opened = self._open_bank(known, self.mask_decoder, "masks-known", "mask")
         return np.array(_leave_out(numbers, known, opened, "all"), np.int64), opened
 
     def _check_orphans(self, masks: Iterable[Path]) -> None:

@@ -271,7 +271,7 @@ class InspectionFiles(MaskedImageFolder):
                 sources.append(ImageSource((str(path),)))
         if not sources:
             return None, bad_images
-        masks = self._open_bank(sources, self.mask_decoder, "masks")
+        masks = self._open_bank(sources, self.mask_decoder, "masks", "mask")
         mask_numbers = {masks.name(number): number for number in range(len(masks))}
         # A bad mask was skipped and has no number.
         of_image = np.array([mask_numbers.get(str(path), -1) for path in mask_paths], np.int64)

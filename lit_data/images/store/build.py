@@ -171,6 +171,7 @@ class BuildOptions:
         store: Layout of images on the disk; by default whole.
         root: Folder to remove from the stored paths of bad sources, so that they are the same on
             every machine; by default none.
+        item: What one image is called: ``image`` or ``mask``.
     """
 
     on_bad: OnBad = "error"
@@ -179,6 +180,7 @@ class BuildOptions:
     progress: bool = True
     store: StoreOptions = WHOLE
     root: str = ""
+    item: str = "image"
 
     def __post_init__(self) -> None:
         check_choice("on_bad", self.on_bad, get_args(OnBad))
@@ -253,7 +255,7 @@ def build_store(
                 sweep(folder)
                 if target.is_symlink():  # to a store that was removed
                     target.unlink()
-                _check_space(folder, needed_bytes, len(survey.images))
+                _check_space(folder, needed_bytes, counted(len(survey.images), options.item))
                 with temp_folder(folder) as temp:
                     write_store(temp, sources, decoder, recipe, survey, options)
                     publish(temp, target)
@@ -286,14 +288,12 @@ def _lay_out(recipe: Recipe, survey: Survey) -> BandLayout:
     return BandLayout(recipe.store.band_px, np.dtype(survey.dtype).itemsize)
 
 
-def _check_space(folder: Path, needed_bytes: int, images: int) -> None:
+def _check_space(folder: Path, needed_bytes: int, images: str) -> None:
     """Refuse a store that does not fit on the disk, before anything is written."""
     free_bytes = shutil.disk_usage(folder).free
     needed = decimal(needed_bytes)
     free = decimal(free_bytes)
-    # Masks have a store of their own beside that of the images.
-    count = counted(images, "mask" if folder.name.startswith("masks") else "image")
-    log.info("store: %s, %s (%s free) in %s", count, needed, free, show_path(folder))
+    log.info("store: %s, %s (%s free) in %s", images, needed, free, show_path(folder))
     if needed_bytes > free_bytes:
         raise no_space(folder, needed_bytes, free_bytes, "checked before writing")
 

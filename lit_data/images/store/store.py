@@ -132,6 +132,7 @@ class DecodedStore(StoredImages):
         rebuild: bool = True,
         progress: bool = True,
         store: StoreOptions | None = None,
+        item: str = "image",
     ) -> Self:
         """Open the store of these sources, and build it first if it does not exist.
 
@@ -145,6 +146,7 @@ class DecodedStore(StoredImages):
             rebuild: False raises an error instead of a rebuild if sources or options changed.
             progress: Show progress bars for work that takes longer than two seconds.
             store: Layout of images on the disk; by default whole.
+            item: What one image is called while it is stored: ``image`` or ``mask``.
 
         Raises:
             ConfigError: An argument is not allowed.
@@ -155,7 +157,7 @@ class DecodedStore(StoredImages):
             StoreCorruptError: The store exists and is damaged.
             StoreError: The folder cannot be read or written.
         """
-        options = BuildOptions(on_bad, wait_s, rebuild, progress, store or WHOLE)
+        options = BuildOptions(on_bad, wait_s, rebuild, progress, store or WHOLE, item=item)
         opened = cls(build_store(sources, Path(folder), decoder, options))
         bad = list_problems(opened.skipped)
         skipped = counted_of(len(bad), len(sources), "image", "is", "are")

@@ -272,9 +272,9 @@ def test_space_and_remarks_are_logged(images: Path, caplog: pytest.LogCaptureFix
     caplog.set_level(logging.INFO)
     for name in ("2.npy", "3.npy"):
         save(images / name, 55)
-    assert build(images).notes == {"pixel 55": 2}
+    assert build(images, item="mask").notes == {"pixel 55": 2}
     assert "2 images: pixel 55" in caplog.text
-    assert re.search(r"store: 6 images, 1\.\d MB \([\d.]+ .B free\) in ", caplog.text)
+    assert re.search(r"store: 6 masks, 1\.\d MB \([\d.]+ .B free\) in ", caplog.text)
 
 
 # --- stale stores

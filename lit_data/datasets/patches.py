@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from typing_extensions import override
 
-from lit_data.core.errors import ConfigError, DataError, list_problems, show_path
+from lit_data.core.errors import ConfigError, DataError, show_path
 from lit_data.core.shared_arrays import share_state
 from lit_data.core.types import Array, Bools, FieldSpec, Ints, SampleRuns, Size
 from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.patch_source import PatchSource, Places
 from lit_data.images.bank import ImageBank
+from lit_data.images.header import refuse_mask_sizes
 from lit_inspect.counts import counted
 
 if TYPE_CHECKING:
@@ -309,22 +310,10 @@ def _check_masks(masks: ImageBank, bank: ImageBank, images: Ints) -> None:
         )
     has_other_height = masks.heights_px != bank.heights_px[images]
     has_other_width = masks.widths_px != bank.widths_px[images]
-    problems = []
+    pairs = []
     for number in np.flatnonzero(has_other_height | has_other_width).tolist():
-        problems.append(
-            (masks.name(number), _compare_sizes(masks, number, bank, int(images[number])))
-        )
-    if problems:
-        raise list_problems(problems).make_error(
-            counted(len(problems), "mask differs", "masks differ")
-            + " in size from the image (height x width px)"
-        )
-
-
-def _compare_sizes(masks: ImageBank, number: int, bank: ImageBank, image: int) -> str:
-    mask_px = int(masks.heights_px[number]), int(masks.widths_px[number])
-    image_px = int(bank.heights_px[image]), int(bank.widths_px[image])
-    # Editors rotate photographs by their EXIF tag, and masks have no such tag.
-    turned = " (turned by 90 degrees?)" if mask_px == image_px[::-1] else ""
-    name = show_path(bank.name(image))
-    return f"{mask_px[0]} x {mask_px[1]}, {name}: {image_px[0]} x {image_px[1]}{turned}"
+        image = int(images[number])
+        mask_px = int(masks.heights_px[number]), int(masks.widths_px[number])
+        image_px = int(bank.heights_px[image]), int(bank.widths_px[image])
+        pairs.append((masks.name(number), mask_px, bank.name(image), image_px))
+    refuse_mask_sizes(pairs)

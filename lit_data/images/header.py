@@ -1,15 +1,16 @@
 """Headers of image files: shape and dtype from the first bytes, checked before anything is decoded."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from lit_data.core.errors import DataError, show_path
+from lit_data.core.errors import DataError, Problems, show_path
 from lit_data.core.opening import open_source
-from lit_data.core.types import PathText
+from lit_data.core.types import PathText, Size
 from lit_data.images.header_raster import (
     SIGNATURE,
     read_bmp_header,
@@ -25,6 +26,7 @@ from lit_data.images.read_options import (
     StoredImage,
     note_inversion,
 )
+from lit_inspect.counts import counted
 from lit_inspect.npy import MAGIC
 
 EXTENSIONS: dict[str, Kind] = {
@@ -40,6 +42,8 @@ EXTENSIONS: dict[str, Kind] = {
 
 MAX_RATIO = 10_000
 """Most unpacked bytes per byte of a file; more is a bomb (AcademySoftwareFoundation/OpenImageIO#5319)."""
+
+_TURN_BOTH = "set data.read.exif=apply and data.mask_read.exif=apply, or rotate one of them"
 
 _MAGICS: tuple[tuple[bytes, Kind], ...] = (
     (SIGNATURE, "png"),
@@ -280,6 +284,33 @@ def describe_size_mismatch(
     (first, other), (one, two) = map(show_path, names), sizes
     text = f"{first} is {one[0]} x {one[1]} pixels, {other} is {two[0]} x {two[1]}"
     if one == two[::-1]:
-        cure = "set data.read.exif=apply and data.mask_read.exif=apply, or rotate one of them"
-        return f"{text}: one of them is rotated, perhaps by an EXIF orientation; {cure}"
+        return f"{text}: one of them is rotated, perhaps by an EXIF orientation; {_TURN_BOTH}"
     return f"{text}; they must have the same size"
+
+
+def refuse_mask_sizes(masks: Iterable[tuple[str, Size, str, Size]]) -> None:
+    """Refuse masks of other sizes than their images.
+
+    Args:
+        masks: Path and (height, width) px of each mask, and those of its image.
+
+    Raises:
+        DataError: There are such masks; all of them are listed.
+    """
+    problems = Problems()
+    cure = ""
+    for mask, mask_px, image, image_px in masks:
+        if mask_px == image_px:
+            continue
+        turned = ""
+        # Editors rotate photographs by their EXIF tag, and masks have no such tag.
+        if mask_px == image_px[::-1]:
+            turned = " (turned by 90 degrees?)"
+            cure = f"if EXIF tags turn the images, {_TURN_BOTH}"
+        described = f"{show_path(image)}: {image_px[0]} x {image_px[1]}{turned}"
+        problems.add(mask, f"{mask_px[0]} x {mask_px[1]}, {described}")
+    problems.raise_if_any(
+        counted(len(problems), "mask differs", "masks differ")
+        + " in size from the image (height x width px)",
+        cure,
+    )

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.core.checks import check_choice
-from lit_data.core.errors import ConfigError, DataError, Problems, show_path
+from lit_data.core.errors import ConfigError, DataError, show_path
 from lit_data.core.grid import pair_px
 from lit_data.core.types import IGNORED, Array, Bools, Bytes, Ints, Size
 from lit_data.images.bank import ImageBank
@@ -23,9 +23,9 @@ from lit_data.images.decoders import (
     MaskDecoder,
     SourceHeader,
 )
+from lit_data.images.header import refuse_mask_sizes
 from lit_data.images.header_scan import survey_sources
 from lit_data.images.store.store import keep_found
-from lit_inspect.counts import counted
 from lit_inspect.scaling import Fit, place_centred, resize_planes, restore, scale_size
 
 _FORMAT = 1  # increases when the same files and options give other pixels
@@ -405,16 +405,9 @@ def check_mask_sizes(
     Raises:
         DataError: There are such masks; all of them are listed.
     """
-    problems = Problems()
+    pairs = []
     for image in np.flatnonzero(of_image >= 0).tolist():
         mask = int(of_image[image])
-        size = images[1][image].tolist()
-        mask_size = masks[1][mask].tolist()
-        if size != mask_size:
-            turned = " (turned by 90 degrees?)" if size == mask_size[::-1] else ""
-            described = f"{show_path(images[0].name(image))}: {size[0]} x {size[1]}{turned}"
-            problems.add(masks[0].name(mask), f"{mask_size[0]} x {mask_size[1]}, {described}")
-    problems.raise_if_any(
-        counted(len(problems), "mask differs", "masks differ")
-        + " in size from the image (height x width px)"
-    )
+        mask_px, image_px = tuple(masks[1][mask].tolist()), tuple(images[1][image].tolist())
+        pairs.append((masks[0].name(mask), mask_px, images[0].name(image), image_px))
+    refuse_mask_sizes(pairs)

@@ -52,7 +52,10 @@ def test_each_sample_is_its_patch_with_its_mask(edges: Edges) -> None:
 
 def test_masks_must_fit_their_images() -> None:
     wrong = MemoryBank([np.zeros((1, 16, 16), np.uint8), np.zeros((1, 17, 33), np.uint8)])
-    message = r"1.png: 17 x 33, folder/2.png: 33 x 17 \(turned by 90 degrees\?\)"
+    message = (
+        r"1.png: 17 x 33, folder/2.png: 33 x 17 \(turned by 90 degrees\?\)\n.*\n"
+        "  if EXIF tags turn the images, set data.read.exif=apply and data.mask_read.exif=apply"
+    )
     with pytest.raises(DataError, match=message):
         _dataset(images=[1, 2], masks=wrong)
     with pytest.raises(DataError, match="2 masks for 1 image"):

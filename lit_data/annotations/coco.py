@@ -208,6 +208,14 @@ def parse_coco(path: PathText, text: bytes) -> CocoFile:
         return CocoFile(path, images, tuple(annotations), names, headings, faults=tuple(faults))
 
 
+def describe_first_image(files: Sequence[CocoFile]) -> str:
+    """Return a clause on the first image that annotation files name; "" if they name none."""
+    for file in files:
+        for entry in file.images.values():
+            return f"; {Path(file.path).name} names {quote(entry['file_name'])}"
+    return ""
+
+
 def split_by_file(files: Sequence[CocoFile], index: NameIndex) -> dict[str, list[int]]:
     """Return the images of each split, for files with names such as ``instances_train.json``.
 

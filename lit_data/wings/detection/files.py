@@ -12,6 +12,7 @@ import numpy as np
 from lit_data.annotations.coco import (
     COCO_PLACES,
     CocoFile,
+    describe_first_image,
     list_coco,
     load_coco_files,
     read_coco_labels,
@@ -393,8 +394,8 @@ def _list_members(
     if not numbers:
         folder.faults.raise_if_any()
         raise DataError(
-            f"{show_path(folder.root)}: none of its {counted(len(folder.names), 'image')} is in a list "
-            "or COCO file"
+            f"{show_path(folder.root)}: none of its {counted(len(folder.names), 'image')}, such as "
+            f"{show_path(folder.names[0])}, is in a list or COCO file{describe_first_image(coco)}"
         )
     unnamed = set(range(len(folder.names))) - numbers
     if named is not None:

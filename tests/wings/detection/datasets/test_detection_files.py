@@ -120,6 +120,10 @@ def test_one_given_coco_file(tmp_path: Path) -> None:
     assert sorted(number for numbers in found.splits.values() for number in numbers) == [0, 1, 2]
     with pytest.raises(ConfigError, match="annotations= is a COCO file, but label_format='voc'"):
         find_detection_files(tmp_path, annotations="annotations/boxes.json", label_format="voc")
+    write(tmp_path, annotations__boxes=coco(["x/1.png", "x/2.png"], 2))
+    message = r"none of its 3 images, such as .*/\w.png, is in .*; boxes.json names 'x/1.png'"
+    with pytest.raises(DataError, match=message):
+        find_detection_files(tmp_path, annotations="annotations/boxes.json")
 
 
 def test_an_image_in_two_coco_files_is_refused(tmp_path: Path) -> None:

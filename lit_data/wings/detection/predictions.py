@@ -32,7 +32,7 @@ from lit_data.predict.verdict_table import (
 )
 from lit_data.predict.worst_images import draw_worst
 from lit_data.predict.writer import BankWriter, Written
-from lit_data.wings.detection.box_errors import BoxErrors
+from lit_data.wings.detection.box_errors import SHOWN, BoxErrors
 from lit_data.wings.detection.box_figures import (
     COLUMNS,
     FOUND_LABELS,
@@ -218,7 +218,6 @@ def read_boxes(outputs: Any, classes: int) -> list[Boxes] | None:  # noqa: ANN40
 
 
 _BELOW = 0.999
-SHOWN = 6
 _SHOWN_PX = 1200
 
 

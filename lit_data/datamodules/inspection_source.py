@@ -39,7 +39,7 @@ from lit_data.datasets.splits import UNDIVIDED
 from lit_data.datasets.synthetic.surface_set import InspectionSampleSpec
 from lit_data.images.bank import ImageBank
 from lit_data.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
-from lit_data.images.mask_choice import VOC_FOLDER, choose_inversion, choose_mask_options
+from lit_data.images.mask_choice import choose_inversion, choose_mask_options, name_folder
 from lit_data.images.masks import MaskOptions
 from lit_data.images.read_options import ReadOptions
 from lit_data.images.readers import read_image
@@ -192,9 +192,7 @@ class InspectionFiles(MaskedImageFolder):
             if mask is None:
                 mask_names.append(None)
                 continue
-            # The name of that folder decides how its masks are read.
-            folder = VOC_FOLDER if mask.parent.name.startswith(VOC_FOLDER) else "masks"
-            name = f"{folder}/{number}{mask.suffix}"
+            name = f"{name_folder(mask)}/{number}{mask.suffix}"
             mask_names.append(name)
             files[name] = mask
         listing = {

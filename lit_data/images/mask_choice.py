@@ -28,7 +28,7 @@ from lit_inspect.counts import counted, inflect
 
 log = logging.getLogger(__name__)
 
-VOC_FOLDER = "SegmentationClass"
+_VOC_FOLDER = "SegmentationClass"
 """Beginning of the name of a folder whose masks may hold 255 for ignored pixels."""
 
 _SAMPLED_MASKS = 64
@@ -73,13 +73,18 @@ def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOpti
     if options.classes > 2 or options.colors is not None:
         return options
     counts = sum(readable, np.zeros(256, np.int64))
-    if sampled[0].parent.name.startswith(VOC_FOLDER) and _are_of_voc(counts):
+    if name_folder(sampled[0]) == _VOC_FOLDER and _has_voc_values(counts):
         reason = (
             "masks in the style of VOC, where 255 is ignored (data.mask_read.ignore=255): "
             "values from"
         )
         return replace(_set_threshold(options, 1, reason), ignore=IGNORED)
     return _choose_threshold(counts, len(sampled), options)
+
+
+def name_folder(mask: Path) -> str:
+    """Return the name of a folder in which a copy of a mask is read like the mask itself."""
+    return _VOC_FOLDER if mask.parent.name.startswith(_VOC_FOLDER) else "masks"
 
 
 def _sample(masks: Sequence[Path], most: int = _SAMPLED_MASKS) -> list[Path]:
@@ -134,7 +139,7 @@ def _measure_zeros(path: Path) -> float:
         return 0.0
 
 
-def _are_of_voc(counts: Ints) -> bool:
+def _has_voc_values(counts: Ints) -> bool:
     """Return True if masks have small numbers, and 255 for ignored pixels."""
     return bool(counts[0] and counts[IGNORED] and not counts[_MOST_VOC:IGNORED].any())
 

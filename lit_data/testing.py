@@ -9,6 +9,7 @@ import os
 import pickle
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ from lightning import Callback, LightningModule, Trainer
 from torch import multiprocessing
 from typing_extensions import override
 
-from lit_data.core.batch_form import batch_tensors, count_samples
+from lit_data.callbacks.loader_facts import count_batch
+from lit_data.callbacks.wrapping import wrap
+from lit_data.core.batch_form import HINT, batch_tensors, count_samples
+from lit_data.core.errors import ConfigError
 from lit_data.core.types import RowWriter, Size, Stage, read_rows
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.images.writing import write_image
@@ -139,27 +143,27 @@ class LimitedMemory(Callback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for name in ("training_step", "validation_step", "test_step", "predict_step"):
-            step = getattr(pl_module, name)
-            setattr(pl_module, name, self._limit(step))
-            self._undo.append(lambda name=name: delattr(pl_module, name))  # type: ignore[misc]  # a default argument
+            self._undo.append(wrap(pl_module, name, partial(self._limit, trainer)))
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         while self._undo:
             self._undo.pop()()
 
-    def _limit(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        def limited(batch: Any, *args: Any) -> Any:  # noqa: ANN401 - any step
-            samples = count_samples(batch)
-            if samples > self.most:
-                self.errors += 1
-                raise torch.OutOfMemoryError(
-                    f"CUDA out of memory: {samples} samples, {self.most} fit (injected)"
-                )
-            self.sizes.append(samples)
-            return step(batch, *args)
-
-        return limited
+    def _limit(self, trainer: Trainer, step: Callable[..., Any], batch: Any, *args: Any) -> Any:  # noqa: ANN401 - any step
+        samples = count_batch(trainer, batch)
+        if not samples:
+            raise ConfigError(
+                f"LimitedMemory cannot tell how many samples a {type(batch).__name__} holds: {HINT}, "
+                "and count_samples(batch)"
+            )
+        if samples > self.most:
+            self.errors += 1
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory: {samples} samples, {self.most} fit (injected)"
+            )
+        self.sizes.append(samples)
+        return step(batch, *args)
 
 
 def run_on_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:  # noqa: ANN401

@@ -9,8 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader, TensorDataset
 
 from lit_data.callbacks import AdaptiveBatchSize
+from lit_data.core.errors import ConfigError
 from lit_data.core.types import Array, FieldSpec, Ints
 from lit_data.datamodules import StripeDataModule
 from lit_data.loading import LoaderOptions
@@ -90,6 +93,22 @@ def test_memory_runs_out_and_the_step_is_cut() -> None:
     trainer = Trainer(**limits, callbacks=[LimitedMemory(3)])
     with pytest.raises(torch.OutOfMemoryError, match=r"8 samples, 3 fit \(injected\)"):
         trainer.fit(stock.build(), stock.loader())
+
+
+class Pairs(BoringModel):
+    def predict_step(self, batch: Any) -> torch.Tensor:
+        return self.layer(batch[0])
+
+
+def test_memory_runs_out_with_batches_of_any_form_and_steps_without_a_number() -> None:
+    limited, rows = LimitedMemory(3), torch.ones(8, 32)
+    trainer = Trainer(**QUIET, callbacks=[AdaptiveBatchSize(), limited])
+    pairs = DataLoader(TensorDataset(rows, rows), 8)
+    [predicted] = trainer.predict(Pairs(), pairs) or []
+    assert (limited.errors, limited.sizes, len(predicted)) == (2, [2] * 4, 8)
+    unclear = DataLoader([{"a": rows, "b": rows[:5]}], batch_size=None)
+    with pytest.raises(ConfigError, match="LimitedMemory cannot tell how many samples a dict hol"):
+        trainer.predict(Pairs(), unclear)
 
 
 def _sum_ranks(rank: int, start: int) -> int:

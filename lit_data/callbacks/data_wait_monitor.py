@@ -44,7 +44,7 @@ class DataWaitMonitor(CopiedCallback):
 
     - ``data/wait_fraction``: fraction of the time spent waiting for a batch (``wait`` and
       ``assemble``), 0 to 1
-    - ``data/samples_per_s``: samples trained per second
+    - ``data/samples_per_s``: samples trained per second; missing if they cannot be counted
     - ``data/success_rate``: fraction of batches that went through without running out of memory, 0
       to 1
     - ``time/wait_s``: mean seconds of a step, waiting for the loader
@@ -198,7 +198,7 @@ class DataWaitMonitor(CopiedCallback):
         - ``data_wait_fraction``, ``samples_per_s``: as logged
         - ``train/mean_step_s``, and ``train/mean_wait_s`` and so on for each part
         - ``train/best_batch_size``: the number of samples at once that trained the most samples
-          per second, among those seen
+          per second, among those seen; missing if samples cannot be counted
         - ``train/batch_success_rate``: as logged
         - ``train/memory_mean_bytes``, ``train/memory_max_bytes``: allocated on the device at the
           logging steps, and its peak; on the CPU the resident set of this process

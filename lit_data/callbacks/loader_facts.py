@@ -1,6 +1,7 @@
 """Facts about the batches of the loader of the running stage."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from lightning import Trainer
@@ -11,8 +12,11 @@ from torch.utils.data import DataLoader, default_collate
 
 from lit_data.core.batch_form import count_plain, count_samples
 from lit_data.core.checks import is_count
+from lit_data.core.errors import ConfigError
 from lit_data.loading import MicroBatchLoader
 
+WRONG_FORM = (ConfigError, LookupError, TypeError, ValueError, AttributeError)
+"""Errors of a module's `slice_batch` or `count_samples` that was written for another form of its batches."""
 _MISSING: Any = object()
 
 
@@ -44,8 +48,25 @@ def read_loader(trainer: Trainer, dataloader_idx: int = 0) -> LoaderFacts:
     return LoaderFacts(_list_sizes(loader), stacked)
 
 
+def find_method(trainer: Trainer, name: str) -> Callable[..., Any] | None:
+    """Return the method of that name that the module or its datamodule has for its batches."""
+    for owner in ("lightning_module", "datamodule"):
+        method = getattr(getattr(trainer, owner, None), name, None)
+        if callable(method):
+            return method  # type: ignore[no-any-return]
+    return None
+
+
 def count_batch(trainer: Trainer, batch: Any, dataloader_idx: int = 0) -> int:  # noqa: ANN401 - any form
-    """Return the number of samples in a batch of the datamodule's form; 0 if unclear."""
+    """Return the number of samples in a batch of the datamodule's form; 0 if unclear.
+
+    The module's or datamodule's own ``count_samples`` decides, unless it is for batches before
+    their transfer.
+    """
+    count = find_method(trainer, "count_samples")
+    if count is not None:
+        with suppress(*WRONG_FORM):
+            return int(count(batch))
     samples = count_plain(batch)
     if samples:
         return samples

@@ -5,6 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
 
+from lit_data.callbacks.adaptive.active_batch import Cut
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
-from lit_data.callbacks.loader_facts import count_batch
+from lit_data.callbacks.loader_facts import WRONG_FORM, count_batch, find_method
 from lit_data.core.batch_form import batch_tensors, slice_batch
 from lit_data.core.errors import ConfigError
 from lit_data.core.types import COUNT_SUFFIX, Bytes
@@ -34,11 +36,13 @@ class _ComingBatch(NamedTuple):
         batch: Batch of tensors on the host, which may not be filled yet.
         arrived: Event recorded after the copies.
         samples: Number of samples in the batch.
+        cut: The ``slice_batch`` of the module or its datamodule.
     """
 
     batch: Any
     arrived: Any
     samples: int
+    cut: Cut | None
 
 
 class SampleDigest(Callback):
@@ -72,14 +76,16 @@ class SampleDigest(Callback):
     ) -> None:
         if self.max_samples is not None and self.samples >= self.max_samples:
             return
-        count = self._count(trainer, batch)
+        count, cut = self._count(trainer, batch), find_method(trainer, "slice_batch")
         device = _find_cuda(batch)
         if device is not None and trainer.world_size == 1 and _is_plain(batch):
             self.samples += count
-            self._coming.append(_send(batch, device, count))
+            self._coming.append(_send(batch, device, count, cut))
             self.read(leave=_MOST_COMING)
             return
-        digest = sum(hash_samples(batch, count))  # on several ranks at once, as the sum needs all
+        digest = sum(
+            hash_samples(batch, count, cut)
+        )  # on several ranks at once, as the sum needs all
         if trainer.world_size > 1:
             count, digest = _add_ranks(trainer, count, digest % _MODULUS)
         self.samples += count
@@ -120,7 +126,7 @@ class SampleDigest(Callback):
                     return
                 coming.arrived.synchronize()
             self._coming.popleft()
-            digest = sum(hash_samples(coming.batch, coming.samples))
+            digest = sum(hash_samples(coming.batch, coming.samples, coming.cut))
             self._sum = (self._sum + digest) % _MODULUS
 
     def _count(self, trainer: Trainer, batch: Any) -> int:  # noqa: ANN401 - any form
@@ -162,25 +168,30 @@ def _send(
     batch: Any,  # noqa: ANN401 - any nesting
     device: torch.device,
     samples: int,
+    cut: Cut | None,
 ) -> _ComingBatch:
     """Start to copy a batch to the host, and return it with the event that marks its arrival."""
     sent = tree_map_only(Tensor, _copy_to_host, batch)
     arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record(torch.cuda.current_stream(device))
-    return _ComingBatch(sent, arrived, samples)
+    return _ComingBatch(sent, arrived, samples, cut)
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True, non_blocking=True)
 
 
-def hash_samples(batch: Any, count: int) -> list[int]:  # noqa: ANN401 - any form
+def hash_samples(batch: Any, count: int, cut: Cut | None = None) -> list[int]:  # noqa: ANN401 - any form
     """Return the SHA-256 of each sample of a batch as the model gets it, as an integer.
 
     Args:
         batch: Batch of any form.
         count: Number of samples in the batch.
+        cut: Function that cuts samples out of the batch, if the module or its datamodule has one.
     """
+    if cut is not None:
+        with suppress(*WRONG_FORM):  # it may be for batches before their transfer
+            return [_hash_sample(parts) for parts in _cut_samples(batch, count, cut)]
     return [_hash_sample(parts) for parts in _list_samples(batch, count)]
 
 
@@ -188,13 +199,17 @@ def _list_samples(batch: Any, count: int) -> Iterator[Sequence[Bytes]]:  # noqa:
     """Yield the bytes of each sample's tensors: parts of stacked ones, or entries of a list."""
     if isinstance(batch, list | tuple) and not _are_stacked(batch, count):
         with suppress(ConfigError):  # a tuple of fields, one of which belongs to no sample
-            for sample in range(count):
-                tensors = batch_tensors(slice_batch(batch, sample, sample + 1, count))
-                yield [_read_bytes(tensor.detach().cpu()) for tensor in tensors]
+            yield from _cut_samples(batch, count, partial(slice_batch, samples=count))
             return
     fields = list(_split_fields(batch, count))
     for sample in range(count):
         yield [samples[sample] for samples in fields]
+
+
+def _cut_samples(batch: Any, count: int, cut: Cut) -> Iterator[Sequence[Bytes]]:  # noqa: ANN401
+    for sample in range(count):
+        tensors = batch_tensors(cut(batch, sample, sample + 1))
+        yield [_read_bytes(tensor.detach().cpu()) for tensor in tensors]
 
 
 def _are_stacked(fields: Sequence[Any], count: int) -> bool:

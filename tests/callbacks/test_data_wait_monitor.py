@@ -203,6 +203,32 @@ def test_a_plain_script_is_told_what_limits_it(
     trainer.validate(BoringModel(), DataLoader(RandomDataset(32, 4)), verbose=False)
 
 
+class Graphs(BoringModel):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch["nodes"], batch_idx)
+
+
+class CountedGraphs(Graphs):
+    def count_samples(self, batch: Any) -> int:
+        return len(batch["graphs"])
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes"), [(CountedGraphs(), {3}), (Graphs(), {3}), (Graphs(), set[int]())]
+)
+def test_samples_are_those_that_the_module_counts_or_that_are_clear(
+    model: BoringModel, sizes: set[int], tmp_path: Path
+) -> None:
+    lengths = (9, 3, 9, 3, 9) if sizes else (9,) * 5
+    batches = [{"nodes": torch.ones(rows, 32), "graphs": torch.ones(3)} for rows in lengths]
+    monitor, notes = DataWaitMonitor(plot=False), Notes("data/")
+    trainer = make_trainer(tmp_path, monitor, logger=notes, limit_val_batches=0)
+    trainer.fit(model, DataLoader(batches, batch_size=None))
+    summary = monitor.summary()
+    assert {summary[key] for key in summary if key == "train/best_batch_size"} == sizes
+    assert ("samples_per_s" in summary) == ("data/samples_per_s" in notes.rows[-1]) == bool(sizes)
+
+
 def test_what_was_read_from_disks_is_held_against_the_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

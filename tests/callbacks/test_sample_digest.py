@@ -115,3 +115,19 @@ def test_samples_in_lists_are_hashed_whatever_their_size_and_batch() -> None:
     samples[7][1]["boxes"][0, 0] += 1
     assert _feed(together(6), _known(6)).summary() != digests[0]
     assert _feed([list(samples)], _known(12)).summary()["train/samples_hashed"] == 12
+
+
+def test_a_module_that_cuts_its_batches_says_what_a_sample_is() -> None:
+    rows, counts = _samples(), torch.tensor([2, 4, 6])
+
+    def cut(batch: Any, start: int, stop: int) -> Any:
+        first, end = int(batch["n"][:start].sum()), int(batch["n"][:stop].sum())
+        return {"rows": batch["rows"][first:end], "n": batch["n"][start:stop]}
+
+    module = SimpleNamespace(count_samples=lambda batch: len(batch["n"]), slice_batch=cut)
+    trainer = SimpleNamespace(**vars(ALONE), lightning_module=module)
+    batch = {"rows": rows, "n": counts}
+    digest = _feed([batch], trainer).summary()
+    assert digest["train/samples_hashed"] == 3
+    assert _feed([cut(batch, 2, 3), cut(batch, 0, 2)], trainer).summary() == digest
+    assert _feed([{"rows": rows + 1, "n": counts}], trainer).summary() != digest

@@ -36,7 +36,7 @@ from lit_data.callbacks.adaptive.snapshot import Restore, StepSnapshot, renew, s
 from lit_data.callbacks.adaptive.whole_batch import has_transfer_hooks
 from lit_data.callbacks.device_memory import MemoryGauge, MemoryReading
 from lit_data.callbacks.events import Event, announce
-from lit_data.callbacks.loader_facts import LoaderFacts, read_loader
+from lit_data.callbacks.loader_facts import LoaderFacts, find_method, read_loader
 from lit_data.core.batch_form import HINT, batch_tensors, count_plain, count_samples, slice_batch
 from lit_data.core.errors import BatchMemoryError, ConfigError
 from lit_data.core.lightning_internals import number_batch, results_of
@@ -95,7 +95,7 @@ class Replay:
         samples = self._count(batch, plain_samples, facts)
         if not samples:
             return call(batch, *args, **kwargs)
-        cut = self._find_method("slice_batch")
+        cut = find_method(self.trainer, "slice_batch")
         if cut is None:
             cut = partial(slice_batch, samples=samples, stacked=facts.stacked)
         key = self._find_key(batch, samples)
@@ -265,7 +265,7 @@ class Replay:
         Raises:
             ConfigError: The samples cannot be counted, and the batch has to be split.
         """
-        count = self._find_method("count_samples")
+        count = find_method(self.trainer, "count_samples")
         if count is not None:
             samples = int(count(batch))
         else:
@@ -286,14 +286,6 @@ class Replay:
             log.warning("%s; until then a batch that runs out of memory ends the run", text)
         self.unclear = text
         return 0
-
-    def _find_method(self, name: str) -> Callable[..., Any] | None:
-        """Return the method of that name that the module or its datamodule has for its batches."""
-        for owner in (self.module, getattr(self.trainer, "datamodule", None)):
-            method = getattr(owner, name, None)
-            if callable(method):
-                return method  # type: ignore[no-any-return]
-        return None
 
     def _deliver(self, active: ActiveBatch) -> Any:  # noqa: ANN401 - a batch
         """Transfer a batch to the device as a whole; None if its smallest micro-batch does not fit."""

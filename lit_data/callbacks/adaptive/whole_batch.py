@@ -12,14 +12,12 @@ from torch.utils._pytree import tree_map_only
 from lit_data.callbacks.adaptive.active_batch import Cut
 from lit_data.callbacks.adaptive.attributes import find_values, read_version
 from lit_data.callbacks.adaptive.snapshot import BufferCopy
+from lit_data.callbacks.loader_facts import WRONG_FORM
 from lit_data.core.batch_form import batch_tensors
-from lit_data.core.errors import ConfigError
 from lit_data.core.out_of_memory import make_memory_error
 
 _TRANSFER_HOOKS = ("transfer_batch_to_device", "on_after_batch_transfer")
 _LIGHTNING = ("lightning", "pytorch_lightning")
-_WRONG_FORM = (ConfigError, LookupError, TypeError, ValueError, AttributeError)
-"""Errors of a `slice_batch` that was written for batches before their transfer."""
 
 
 def has_transfer_hooks(owner: LightningModule | LightningDataModule) -> bool:
@@ -51,7 +49,7 @@ def can_cut(whole: Any, cut: Cut, start: int, stop: int, expected: Any) -> bool:
     """
     try:
         piece = cut(whole, start, stop)
-    except _WRONG_FORM:
+    except WRONG_FORM:
         return False
     if type(piece) is not type(expected):
         return False

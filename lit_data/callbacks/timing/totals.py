@@ -143,11 +143,13 @@ class Tally:
     def rate(self) -> dict[str, float]:
         """Return the values of ``data/`` that `lit_data.callbacks.DataWaitMonitor` logs."""
         data_s = sum(self.parts[PARTS.index(part)] for part in _DATA)
-        return {
+        rates = {
             "wait_fraction": data_s / sum(self.parts),
-            "samples_per_s": self.samples / self.seconds,
             "success_rate": 1 - self.failed / self.batches,
         }
+        if self.samples:
+            rates["samples_per_s"] = self.samples / self.seconds
+        return rates
 
 
 @dataclass
@@ -179,7 +181,7 @@ class StepTotals:
         self.tally.add(ended, parts)
         for batch in ended:
             # the last batch of an epoch may be incomplete, and its speed says little
-            if batch.seconds_s is None or (batch.is_rest and self.sizes):
+            if batch.seconds_s is None or not batch.samples or (batch.is_rest and self.sizes):
                 continue
             steps, samples, seconds_s = self.sizes.get(batch.size, (0, 0, 0.0))
             self.sizes[batch.size] = [
@@ -202,12 +204,15 @@ class StepTotals:
             return {}
         rates = tally.rate()
         speeds = self._rate_sizes()
+        counted: dict[str, float] = {}
+        if speeds:
+            counted["samples_per_s"] = rates["samples_per_s"]
+            counted["train/best_batch_size"] = max(speeds, key=speeds.__getitem__)
         return {
             "data_wait_fraction": rates["wait_fraction"],
-            "samples_per_s": rates["samples_per_s"],
+            **counted,
             "train/mean_step_s": tally.seconds / tally.steps,
             **{f"train/mean_{part}_s": seconds_s for part, seconds_s in tally.mean_parts().items()},
-            "train/best_batch_size": max(speeds, key=speeds.__getitem__),
             "train/batch_success_rate": rates["success_rate"],
             "train/memory_mean_bytes": self.allocated_bytes // max(self.readings, 1),
             "train/memory_max_bytes": self.peak_bytes,

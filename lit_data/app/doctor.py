@@ -30,7 +30,7 @@ from lit_data.app.diagnosis import (
 from lit_data.app.machine import describe_machine, describe_torchvision, find_version, print_machine
 from lit_data.app.result import print_table, read_summary
 from lit_data.core.devices import has_fast_bf16
-from lit_data.core.errors import DataError, StoreError
+from lit_data.core.errors import DataError, StoreError, escape
 from lit_data.core.files import write_json
 from lit_data.core.machine import count_cores
 from lit_data.core.wheels import DEFAULT_SIZE, WHEELS, verify_wheel_weights
@@ -85,8 +85,12 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     rows = []
     for finding in findings:
         level = Text(finding.level, style=_STYLES[finding.level])
-        rows.append([level, finding.what, finding.found, finding.remedy])
-    headings = ["", "what", "found", "what to do"]
+        # Two narrow columns of texts would break long names in a terminal of 80 columns.
+        text = Text(escape(finding.found))
+        if finding.remedy:
+            text.append(f"\n-> {escape(finding.remedy)}", style="dim")
+        rows.append([level, finding.what, text])
+    headings = ["", "what", "found -> what to do"]
     print_table(headings, rows, texts=headings, console=console)
     report = {"machine": machine, "findings": [asdict(finding) for finding in findings]}
     write_json(Path(cfg.paths.run) / "doctor.json", report)
@@ -159,7 +163,7 @@ def check_environment(environment: Mapping[str, str]) -> Iterator[Finding]:
     yield from _find_slow(environment)
     yield from _find_ranks(environment)
     if not environment.get("PYTORCH_CUDA_ALLOC_CONF") and not environment.get("PYTORCH_ALLOC_CONF"):
-        remedy = "for changing sizes: export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        remedy = "for changing sizes: export PYTORCH_ALLOC_CONF=expandable_segments:True"
         yield Finding("ok", "allocator", "torch's default", remedy)
 
 

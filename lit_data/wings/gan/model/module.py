@@ -185,6 +185,22 @@ class GANModule(GeneratorModule):
         self.register_buffer("last_r1", torch.zeros(()))
         self.save_hyperparameters(*_PLAIN)
 
+    @override
+    def setup(self, stage: str) -> None:
+        """Refuse data without views if a net depends on the pose.
+
+        Raises:
+            ConfigError: The data have no views.
+        """
+        super().setup(stage)
+        datamodule: Any = getattr(self.trainer, "datamodule", None)
+        # A user's datamodule may give poses in its batches alone, which are checked too.
+        if stage == "fit" and self.draws.posed and getattr(datamodule, "poses", ()) is None:
+            raise ConfigError(
+                "the nets depend on the pose, but the data have no views: set data.views=folders "
+                "or sheet, or experiment=gan model.generator.posed=false"
+            )
+
     @property
     def batches_done(self) -> int:
         """Number of batches of the run before the current one."""

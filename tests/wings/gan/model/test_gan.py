@@ -283,6 +283,10 @@ class Data(L.LightningDataModule):
     ("facts", "message"),
     [
         ({"image_px": (8, 16)}, r"image_px=\(8, 8\) of ConvGenerator: the data have \(8, 16\)"),
+        (
+            {"poses": None},
+            r"depend on the pose, but the data have no views: set data.views=folders",
+        ),
         ({"channels": 1}, "channels=3 of ConvGenerator: the data have 1 - set it to that"),
         (
             {"num_labels": 5},

@@ -21,7 +21,7 @@ from lit_data.datamodules import InspectionDataModule, StripeDataModule
 from lit_data.predict import InspectionTask, PredictOptions, StripeTask, Task
 from lit_data.synthesis import DefectSpec
 from lit_data.wings.quality.calibrate import CalibrateOptions, KnownImages
-from lit_data.wings.quality.pod import summarise, warn_of_few_images
+from lit_data.wings.quality.pod import fit_kinds, summarise, warn_of_few_images
 from lit_data.wings.quality.targets import Target, judge_defects, separate_defects
 from lit_inspect.__main__ import main as inspect
 from lit_inspect.board import read_board
@@ -97,7 +97,7 @@ def test_kinds_without_a_curve_say_why() -> None:
     targets = [_target(size, hit=False, kind="never") for size in sizes]
     targets += [_target(size, hit=True, kind="always") for size in sizes]
     targets += [_target(size, hit=number % 3 == 0) for number, size in enumerate(sizes)]
-    result = summarise(targets, (1, 40))
+    result = summarise(fit_kinds(targets), (1, 40))
     rows = {row["kind"]: row for row in result["kinds"]}
     assert rows["never"]["note"] == "no a90: never found, detection at most 0.05"
     assert rows["always"]["note"] == "always found, detection at least 0.95"

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from lit_data.predict.task import find_task_of
 from lit_data.predict.verdicts import KnowsTruth
 from lit_data.wings.quality.bounds import count_needed, lower_rate, upper_rate
 from lit_data.wings.quality.calibrate import open_split, predict_scores, read_own_options
-from lit_data.wings.quality.detection_curve import DetectionCurve, fit_curve
+from lit_data.wings.quality.detection_curve import DetectionCurve, Floats, fit_curve
 from lit_data.wings.quality.targets import Defect, Target, judge_defects, separate_defects
 from lit_inspect.counts import counted
 from lit_inspect.verdicts import GOOD
@@ -83,8 +83,9 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     warn_of_few_images(len(defects))
     verdicts = _predict_verdicts(prediction, writer, numbers)
     targets = judge_defects(defects, verdicts, truth.image_kinds, writer, prediction.options)
-    result = summarise(targets, _count_false_calls(verdicts, truth))
-    _write(prediction.run.folder, targets, result)
+    kinds = fit_kinds(targets)
+    result = summarise(kinds, _count_false_calls(verdicts, truth))
+    _write(prediction.run.folder, targets, kinds, result)
     return _list_metrics(result)
 
 
@@ -160,11 +161,40 @@ def _count_false_calls(verdicts: Mapping[int, str], truth: KnowsTruth) -> tuple[
     return sum(verdict != GOOD for verdict in good), len(good)
 
 
-def summarise(targets: Sequence[Target], false_calls: tuple[int, int]) -> dict[str, Any]:
+class Kind(NamedTuple):
+    """Labeled defects of one kind, and their probability of detection.
+
+    Attributes:
+        name: Name of the kind.
+        sizes_px: [n] size of each defect.
+        hits: [n] True for those that were found.
+        curve: Probability over size; None if none fits.
+    """
+
+    name: str
+    sizes_px: Floats
+    hits: NDArray[np.bool_]
+    curve: DetectionCurve | None
+
+
+def fit_kinds(targets: Sequence[Target]) -> list[Kind]:
+    """Return the kinds of the targets in their order, each with its curve."""
+    by_kind: dict[str, list[Target]] = {}
+    for target in targets:
+        by_kind.setdefault(target.kind, []).append(target)
+    kinds = []
+    for name, of_kind in by_kind.items():
+        sizes_px = np.array([target.size_px for target in of_kind])
+        hits = np.array([target.hit for target in of_kind])
+        kinds.append(Kind(name, sizes_px, hits, fit_curve(sizes_px, hits)))
+    return kinds
+
+
+def summarise(kinds: Sequence[Kind], false_calls: tuple[int, int]) -> dict[str, Any]:
     """Return the content of ``pod.json``.
 
     Args:
-        targets: All targets.
+        kinds: Kinds of all targets.
         false_calls: Number of good images with another verdict, and of all good ones.
     """
     calls, chances = false_calls
@@ -174,31 +204,22 @@ def summarise(targets: Sequence[Target], false_calls: tuple[int, int]) -> dict[s
         "false_call_chances": chances,
         "false_call_rate": calls / chances if chances else None,
         "false_call_bound": upper_rate(calls, chances, _CONFIDENCE),
-        "kinds": [_fit(kind, of_kind) for kind, of_kind in _group(targets).items()],
+        "kinds": [_describe(kind) for kind in kinds],
     }
 
 
-def _group(targets: Sequence[Target]) -> dict[str, list[Target]]:
-    kinds: dict[str, list[Target]] = {}
-    for target in targets:
-        kinds.setdefault(target.kind, []).append(target)
-    return kinds
-
-
-def _fit(kind: str, targets: Sequence[Target]) -> dict[str, Any]:
+def _describe(kind: Kind) -> dict[str, Any]:
     """Return a row: sizes found with 50 and 90 %, the bound of the latter, and why one is missing."""
-    sizes_px = np.array([target.size_px for target in targets])
-    hits = np.array([target.hit for target in targets])
-    curve = fit_curve(sizes_px, hits)
+    name, sizes_px, hits, curve = kind
     tested_px = float(sizes_px.min()), float(sizes_px.max())
-    row: dict[str, Any] = {"kind": kind, "targets": len(targets), "hits": int(hits.sum())}
+    row: dict[str, Any] = {"kind": name, "targets": len(hits), "hits": int(hits.sum())}
     sizes = {
         "a50_px": curve.size_at(0.5) if curve else None,
         "a90_px": curve.size_at(_FOUND) if curve else None,
         "a90_95_px": curve.bound_at(_FOUND, _CONFIDENCE) if curve else None,
     }
-    for name, size_px in sizes.items():
-        row[name] = _within(size_px, tested_px)
+    for key, size_px in sizes.items():
+        row[key] = _within(size_px, tested_px)
     row["note"] = _explain(hits, curve, tested_px[1])
     return row
 
@@ -232,10 +253,12 @@ def _explain(hits: NDArray[np.bool_], curve: DetectionCurve | None, largest_px: 
     return ""
 
 
-def _write(folder: Path, targets: Sequence[Target], result: dict[str, Any]) -> None:
+def _write(
+    folder: Path, targets: Sequence[Target], kinds: Sequence[Kind], result: dict[str, Any]
+) -> None:
     write_table(folder / "pod.csv", Target._fields, [target._asdict() for target in targets])
     write_json(folder / "pod.json", result)
-    draw_curves(targets, result, folder / "pod.png")
+    draw_curves(kinds, result, folder / "pod.png")
     rows = []
     for row in result["kinds"]:
         sizes = [_show(row[name]) for name in ("a50_px", "a90_px", "a90_95_px")]
@@ -265,26 +288,23 @@ def _list_metrics(result: dict[str, Any]) -> dict[str, Any]:
     return metrics
 
 
-def draw_curves(targets: Sequence[Target], result: dict[str, Any], path: Path) -> None:
+def draw_curves(kinds: Sequence[Kind], result: dict[str, Any], path: Path) -> None:
     """Draw detection over size: a cell for each kind, with the bound dashed."""
-    kinds = _group(targets)
     columns = min(_COLUMNS, len(kinds))
     lines = -(-len(kinds) // columns)
     figure, axes = new_axes(lines, columns, 2.6 * lines + 0.8, width_inches=3.0 * columns)
     cells: list[Any] = list(axes.flat)
-    for cell, of_kind, row in zip(cells, kinds.values(), result["kinds"], strict=False):
-        _draw_kind(cell, of_kind, row)
+    for cell, kind, row in zip(cells, kinds, result["kinds"], strict=False):
+        _draw_kind(cell, kind, row)
     for cell in cells[len(kinds) :]:
         cell.set_axis_off()
     # A short one, as a figure of one kind is narrow.
     save_figure(figure, path, "probability of detection", ("a90/95",), (TRUE_COLOUR,))
 
 
-def _draw_kind(cell: Any, targets: Sequence[Target], row: dict[str, Any]) -> None:  # noqa: ANN401 - axes
-    sizes_px = np.array([target.size_px for target in targets])
-    hits = np.array([target.hit for target in targets])
+def _draw_kind(cell: Any, kind: Kind, row: dict[str, Any]) -> None:  # noqa: ANN401 - axes
+    name, sizes_px, hits, curve = kind
     cell.set_xscale("log")
-    curve = fit_curve(sizes_px, hits)
     if curve is not None:
         tested_px = np.geomspace(sizes_px.min(), sizes_px.max(), 60)
         cell.plot(tested_px, curve.at(tested_px), color="black", linewidth=1.8)
@@ -305,4 +325,4 @@ def _draw_kind(cell: Any, targets: Sequence[Target], row: dict[str, Any]) -> Non
     cell.set_xlabel("size, px (marks: found 1, missed 0)", fontsize=7)
     cell.tick_params(labelsize=7)
     words = row["note"].partition(":")[0] if bound_px is None else f"a90/95 {bound_px:.1f} px"
-    cell.set_title(f"{row['kind']}\n{words}", fontsize=8)
+    cell.set_title(f"{name}\n{words}", fontsize=8)

@@ -111,8 +111,7 @@ def check_splits(
         return
     raise ConfigError(
         f"{text}, because the images in the folder have changed: keep the splits with "
-        f"{show_override('data.splits', str(table))}, after you remove the lines of missing images "
-        "from it and add lines for new ones"
+        f"{show_override('data.splits', str(table))}, and add a line to it for each new image to train on"
     )
 
 

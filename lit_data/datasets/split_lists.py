@@ -1,5 +1,6 @@
 """Lists of the images of each split beside the images: text files, ``data.yaml`` and tables."""
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -34,6 +35,8 @@ from lit_data.datasets.split_names import (
 )
 from lit_data.images.discovery import check_inside
 from lit_inspect.counts import counted
+
+log = logging.getLogger(__name__)
 
 _FOLDERS = ("ImageSets/Segmentation", "ImageSets/Main", "ImageSets/Layout", "ImageSets")
 LIST_PATHS = (
@@ -246,7 +249,11 @@ def read_split_table(path: Path) -> list[SplitList]:
 
 
 def match_lists(
-    lists: Sequence[SplitList], names: Sequence[str], index: NameIndex
+    lists: Sequence[SplitList],
+    names: Sequence[str],
+    index: NameIndex,
+    *,
+    may_be_older: bool = False,
 ) -> dict[str, list[int]]:
     """Find the images of lists.
 
@@ -256,6 +263,8 @@ def match_lists(
         names: All images, relative to the root; other images that lists may name follow in the
             index.
         index: Index of the images.
+        may_be_older: Log rows without an image and skip them, unless no row has one, because images may
+            have been removed since.
 
     Raises:
         DataError: Rows have no image, images are listed twice, or lists have no rows; all are
@@ -265,6 +274,7 @@ def match_lists(
     splits: dict[str, list[int]] = {split: [] for split in SPLITS}
     first_rows: dict[int, str] = {}  # of each listed image
     repeated = Problems()
+    missing = Problems()
     problems = Problems()
     for split_list in lists:
         if not any(split_list.rows):
@@ -275,7 +285,7 @@ def match_lists(
                 number = _find_row(number_of, index, name, split_list.split)
             except DataError as error:
                 reason = f"line {row}: {error} among {counted(len(names), 'image')}"
-                problems.add(split_list.source, reason)
+                (problems if index.has(name) else missing).add(split_list.source, reason)
                 continue
             if number in first_rows:
                 again = f"{escape(name)} is listed already, in {first_rows[number]}"
@@ -283,6 +293,11 @@ def match_lists(
             first_rows.setdefault(number, f"{Path(split_list.source).name}, line {row}")
             splits[split_list.split].append(number)
     _refuse_twins(splits)
+    if may_be_older and first_rows:
+        rows = counted(len(missing), "row has", "rows have")
+        missing.warn_if_any(log, f"{rows} no image in the folder; skipped")
+    else:
+        problems.extend(missing)
     problems.extend(repeated)
     problems.raise_if_any(f"{counted(len(problems), 'problem')} with the lists of splits", _CURE)
     return splits

@@ -114,7 +114,8 @@ def find_named_splits(
             return by_folder
     folder = root or Path()
     index = NameIndex([folder / name for name in names], [folder / name for name in others])
-    numbers = match_lists(lists, names, index)
+    is_table = splits != "auto" and isinstance(splits, str)  # such as that of an earlier run
+    numbers = match_lists(lists, names, index, may_be_older=is_table)
     return complete_splits(numbers, len(names), rule, is_open=splits == "auto")
 
 

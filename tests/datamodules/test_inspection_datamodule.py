@@ -408,7 +408,7 @@ def test_a_cache_that_is_a_file_is_named(name: str, tmp_path: Path) -> None:
         _data(tmp_path, cache_dir=str(tmp_path / name))
 
 
-def test_a_split_can_be_given_back(tmp_path: Path) -> None:
+def test_a_split_can_be_given_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _write_set(tmp_path / "set")
     data = _data(tmp_path, split_seed=3)
     path = tmp_path / "splits.csv"
@@ -420,6 +420,12 @@ def test_a_split_can_be_given_back(tmp_path: Path) -> None:
     again = _data(tmp_path, splits=str(path))
     for split, numbers in data.split_images.items():
         assert np.array_equal(again.split_images[split], numbers)
+    write_table(path, list(rows[0]), [*rows, rows[0] | {"image": "removed.png"}])
+    assert len(_data(tmp_path, splits=str(path)).list_splits()) == len(rows)
+    assert "1 row has no image in the folder; skipped" in caplog.text
+    path.write_text("image,split\nother.png,train\n")
+    with pytest.raises(DataError, match=r"line 2: no image is named 'other\.png'"):
+        _data(tmp_path, splits=str(path))
     path.write_text("image,split\n00.png,spare\n")
     refused = r"splits\.csv, line 2: needs an image and its split, one of train, val, test"
     with pytest.raises(DataError, match=refused):

@@ -4,12 +4,12 @@ import copy
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Generic, Self
 
-from typing_extensions import TypeVar
+from typing_extensions import TypeVar, override
 
 from lit_data.augment import augment_rows
 from lit_data.core.errors import ConfigError
@@ -98,6 +98,15 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
         self._is_open = self._is_validation_known = False
         # Numbers of the samples to predict; None predicts all.
         self._predicted_samples: Sequence[int] | None = None
+
+    @override
+    def __str__(self) -> str:
+        """Return the number of samples of each split; Lightning's text would read all batches."""
+        counts = []
+        for split in SPLITS if self._is_open else ():
+            with suppress(Exception):  # an own datamodule may lack one
+                counts.append(f"{split} {len(self.dataset(split))}")
+        return f"{type(self).__name__}({', '.join(counts) or 'not set up'})"
 
     @abstractmethod
     def build_dataset(self, stage: Stage) -> Rows:

@@ -186,7 +186,11 @@ class BatchHooks(LightningDataModule):
         return format_batch(batch, self.batch_format, self.channel_names)
 
     def transform(self, batch: Batch, stage: Stage) -> Batch:
-        """Plan and finish a batch on its current device, for use without a Trainer."""
+        """Plan and finish a batch on its current device, for use without a Trainer.
+
+        Returns:
+            A dict, whatever the `batch_format`.
+        """
         return self.finish_batch(self.plan_batch(batch, stage), stage)
 
 

@@ -1,5 +1,6 @@
 """What Lightning's Trainer and Tuner ask of a datamodule works with ours."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,13 @@ def data(tmp_path: Path) -> StripeDataModule:
 
 def _trainer(folder: Path, **options: Any) -> Trainer:
     return Trainer(**{**QUIET, "default_root_dir": folder, **options})
+
+
+def test_a_printed_datamodule_reads_no_batch(data: StripeDataModule) -> None:
+    assert str(data) == "StripeDataModule(not set up)"
+    data.prepare_data()
+    data.setup("fit")
+    assert re.fullmatch(r"StripeDataModule\(train \d+, val \d+, test \d+\)", str(data))
 
 
 def test_overfitting_sees_the_same_samples_in_each_epoch(

@@ -304,5 +304,5 @@ def _check_folder(cfg: DictConfig, key: str) -> None:
     except OSError as error:
         raise StoreError(
             f"the run folder {folder} cannot be created: {parent} is not a writable folder "
-            f"({error.strerror}). Set paths.runs."
+            f"({error.strerror}). Set paths.runs or {key}."
         ) from error

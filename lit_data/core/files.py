@@ -1,6 +1,7 @@
 """Atomic writes of files, and reads that accept only regular files."""
 
 import csv
+import errno
 import hashlib
 import io
 import json
@@ -31,6 +32,23 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def describe_unwritable(folder: Path, content: str, error: OSError) -> str:
+    """Describe why something cannot be written into a folder of the cache, and what to do."""
+    hint = "check the path and the disk"
+    if error.errno in NO_SPACE:
+        hint = "free some space"
+    elif error.errno in _NOT_ALLOWED:
+        hint = "make it writable"
+    return (
+        f"{show_path(folder)}: {content} cannot be written there ({error.strerror}); {hint}, or "
+        "choose another folder with paths.cache=<folder>"
+    )
 
 
 def open_regular(path: str | os.PathLike[str], *, links: bool = True) -> io.BufferedReader:

@@ -19,7 +19,7 @@ from lit_data.core.types import Size
 from lit_data.datasets.division import Division, FileDivider, is_anomaly, show_masks, without
 from lit_data.datasets.good_names import name_kinds, tells_quality
 from lit_data.datasets.split_names import find_split, find_split_folder, split_of
-from lit_data.images.discovery import MATLAB, MATLAB_CURE, FolderWalk
+from lit_data.images.discovery import MATLAB, MATLAB_CURE, FolderWalk, check_root
 from lit_data.images.header import read_header
 from lit_data.images.pairing import Matching, Pairing
 from lit_inspect.counts import counted, counted_of
@@ -393,9 +393,7 @@ def _list_files(
     leftovers: Leftovers | None = None,
 ) -> tuple[list[Path], list[Path], int]:
     """List the files and the excluded files, and count MATLAB files, which may be masks."""
-    if not folder.is_dir():
-        fault = "not a folder" if folder.exists() else "no such folder"
-        raise DataError(f"{show_path(folder)}: {fault}")
+    check_root(folder)
     walk = FolderWalk(folder, patterns, exclude)
     names = sorted(walk.run())
     walk.finish(names, leftovers)

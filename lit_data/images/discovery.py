@@ -351,6 +351,19 @@ class Listing:
     excluded: tuple[Path, ...] = ()
 
 
+def check_root(root: Path) -> None:
+    """Refuse a path that is not the folder of a dataset.
+
+    Raises:
+        DataError: There is no such folder.
+    """
+    if not root.is_dir():
+        reason = "not a folder"
+        if not root.exists():
+            reason = f"no such folder; {show_path(nearest_existing(root))} exists"
+        raise DataError(f"{show_path(root)}: {reason}; check data.root")
+
+
 def find_images(
     root: PathText,
     *,
@@ -377,11 +390,7 @@ def find_images(
             file.
     """
     root = Path(root)
-    if not root.is_dir():
-        reason = "not a folder"
-        if not root.exists():
-            reason = f"no such folder; {show_path(nearest_existing(root))} exists"
-        raise DataError(f"{show_path(root)}: {reason}")
+    check_root(root)
     walk = FolderWalk(root, patterns, exclude)
     names = sorted(walk.run())
     _check_stems(walk.problems, root, names)

@@ -1,6 +1,5 @@
 """Writes predictions that are larger than memory into a ``.npy`` file, row by row."""
 
-import errno
 import io
 import os
 import shutil
@@ -15,7 +14,7 @@ from rich.filesize import decimal
 from torch import Tensor
 
 from lit_data.core.errors import StoreSpaceError, show_path
-from lit_data.core.files import replacing
+from lit_data.core.files import NO_SPACE, replacing
 from lit_data.core.types import Array
 from lit_data.images.store.files import reserve, write_all
 
@@ -23,8 +22,6 @@ FileDtype = Literal["float32", "float16", "uint8", "uint16"]
 
 _CHUNK_BYTES = 2**20
 """Rows that are encoded at once, which stay in the processor's cache."""
-
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class NpyTarget:
@@ -90,7 +87,7 @@ def replacing_file(path: Path) -> Iterator[int]:
         with replacing(path) as file:
             yield file.fileno()
     except OSError as error:
-        if error.errno not in _NO_SPACE:
+        if error.errno not in NO_SPACE:
             raise
         free = decimal(shutil.disk_usage(path.parent).free)
         raise StoreSpaceError(

@@ -96,7 +96,7 @@ def test_an_engine_brings_a_strategy_and_processes_share_a_folder(
 def test_errors_are_those_of_the_command_line(place: Path) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'stripe'"):
         api.fit("strpe")
-    with pytest.raises(DataError, match="no such folder"):
+    with pytest.raises(DataError, match=r"no such folder; .* exists; check data.root"):
         api.start("prepare", "experiment=stripe", "data.root=nowhere")
     with pytest.raises(DataError, match="is neither a run"):
         api.open_run(place)

@@ -335,7 +335,7 @@ def test_folder_that_cannot_be_written(
     install(raising(AssertionError("the command ran")))
     (tmp_path / "file").write_text("")
     assert main(["show", "+experiment=stripe", "paths.runs=file"]) == 4
-    text = f"{tmp_path}/file is not a writable folder (Not a directory). Set paths.runs.\n"
+    text = f"{tmp_path}/file is not a writable folder (Not a directory). Set paths.runs or hydra.run.dir.\n"
     assert f"cannot be created: {text}" in capsys.readouterr().err
     for words in (["paths.runs=/proc/x"], ["paths.runs=/proc/x", "-m", "seed=1,2"]):
         assert main(["show", "+experiment=stripe", *words]) == 4

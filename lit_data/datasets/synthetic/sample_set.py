@@ -10,6 +10,7 @@ import numpy as np
 
 from lit_data.core.checks import check_count
 from lit_data.core.errors import ConfigError, StoreError
+from lit_data.core.files import describe_unwritable
 from lit_data.core.progress import track
 from lit_data.core.temp import build_lock, sweep, temp_folder
 from lit_data.datasets.split_names import SPLITS
@@ -103,9 +104,8 @@ class SampleSpec:
                     sweep(folder)
                     self._publish(root)
         except OSError as error:
-            raise StoreError(
-                f"cannot make the {self.kind} samples in {folder} ({error}); name another folder"
-            ) from error
+            content = f"the synthetic {self.kind} dataset"
+            raise StoreError(describe_unwritable(folder, content, error)) from error
         return root
 
     def is_complete(self, root: Path) -> bool:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from lit_data.core.errors import StoreError, show_path
-from lit_data.core.files import sync_folder
+from lit_data.core.files import describe_unwritable, sync_folder
 from lit_data.core.temp import temp_folder
 from lit_data.core.types import Array, PathText
 from lit_data.images.store.files import (
@@ -443,9 +443,7 @@ def keep_arrays(
                 writer.finish(kind, version, key, {})
                 publish(temp, path)
         except OSError as error:
-            raise StoreError(
-                f"cannot keep {kind} in {show_path(folder)} ({error}); set data.cache_dir"
-            ) from error
+            raise StoreError(describe_unwritable(folder, f"a file of {kind}", error)) from error
     return ArrayFolder(path, kind, version)
 
 

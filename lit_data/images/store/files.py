@@ -23,11 +23,9 @@ from lit_data.core.errors import (
     StoreSpaceError,
     show_path,
 )
-from lit_data.core.files import open_regular
+from lit_data.core.files import NO_SPACE, describe_unwritable, open_regular
 from lit_data.core.types import Ints
 
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_RESERVATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 TAR_SUFFIX = ".tar"
@@ -109,13 +107,7 @@ def explain_errors(folder: Path, needed_bytes: int) -> Iterator[None]:
         if error.errno in NO_SPACE:
             free_bytes = shutil.disk_usage(folder).free
             raise no_space(folder, needed_bytes, free_bytes, str(error.strerror)) from error
-        hint = "check the path and the disk"
-        if error.errno in _NOT_ALLOWED:
-            hint = "make it writable, or choose another folder with paths.cache=<folder>"
-        raise StoreError(
-            f"{show_path(folder)}: a decoded store cannot be written there "
-            f"({error.strerror}); {hint}"
-        ) from error
+        raise StoreError(describe_unwritable(folder, "a decoded store", error)) from error
 
 
 def no_space(folder: Path, needed_bytes: int, free_bytes: int, reason: str) -> StoreSpaceError:

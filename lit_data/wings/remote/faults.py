@@ -5,7 +5,6 @@ ever chained to one of lit_data, and none is raised further.
 """
 
 import asyncio
-import errno
 import logging
 import secrets
 import ssl
@@ -15,6 +14,7 @@ from typing import TypeVar
 
 from lit_data.core.addresses import RemoteOptions
 from lit_data.core.errors import DataError, LitDataError, StoreSpaceError, causes_of
+from lit_data.core.files import NO_SPACE
 from lit_data.core.secrets import WHERE_CREDENTIALS_BELONG, redact
 from lit_inspect.counts import counted
 
@@ -35,7 +35,6 @@ _LASTING = (
     NotImplementedError,
 )
 """Errors without an answer of the server that a retry cannot fix."""
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SHOWN = 200
 
 ACCESS_ADVICE = f"; {WHERE_CREDENTIALS_BELONG}; public S3 buckets need data.remote.anon=true"
@@ -128,7 +127,7 @@ async def insist(call: Callable[[], Awaitable[T]], what: str, options: RemoteOpt
         except LitDataError:
             raise
         except Exception as error:  # clients of file systems raise any kind of error
-            is_full = isinstance(error, OSError) and error.errno in _NO_SPACE
+            is_full = isinstance(error, OSError) and error.errno in NO_SPACE
             if isinstance(error, OSError) and error.filename is not None and not is_full:
                 raise  # of a local file: errors of servers have no file name
             fault = describe_fault(error)

@@ -20,7 +20,7 @@ from rich.filesize import decimal
 
 from lit_data.core.addresses import Address, RemoteOptions, is_remote, parse_address
 from lit_data.core.errors import ConfigError, DataError, StoreError, StoreSpaceError, show_path
-from lit_data.core.files import short_digest
+from lit_data.core.files import describe_unwritable, short_digest
 from lit_data.core.progress import ProgressBar
 from lit_data.core.temp import build_lock, sweep, temp_folder
 from lit_data.images.scope import SUMS_NAME, Scope, check_names, find_fault
@@ -136,11 +136,8 @@ class Mirror:
                     sweep(self.shelf)
                     self._update()
         except OSError as error:
-            raise StoreError(
-                f"{self._shown}: the mirror of {self.address} cannot be written there "
-                f"({error.strerror}); make it writable, or choose another folder with "
-                "paths.cache=<folder>"
-            ) from error
+            content = f"the mirror of {self.address}"
+            raise StoreError(describe_unwritable(self.folder, content, error)) from error
         return self.folder
 
     def _update(self) -> None:

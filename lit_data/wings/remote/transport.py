@@ -23,10 +23,9 @@ from typing_extensions import override
 
 from lit_data.core.addresses import WEB, Address, RemoteOptions, is_remote, parse_address
 from lit_data.core.errors import ConfigError, DataError, StoreSpaceError, show_path
-from lit_data.core.files import open_regular
+from lit_data.core.files import NO_SPACE, open_regular
 from lit_data.core.temp import sweep, temp_folder
 from lit_data.images.scope import Scope
-from lit_data.images.store.files import NO_SPACE
 from lit_data.wings.remote.connection import (
     S3,
     Connection,

@@ -125,7 +125,9 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    message = r"cannot make the stripe samples in .*file.*another folder"
+    message = (
+        r"file: the synthetic stripe dataset cannot be written there \(File exists\).*paths\.cache="
+    )
     with pytest.raises(StoreError, match=message):
         MAKERS["stripe"](tmp_path / "file")
 

@@ -94,7 +94,7 @@ def find_volumes(
         return [_make_source(root.parent, root.name)]
     if not root.is_dir():
         raise DataError(
-            f"{show_path(root)}: no such file or folder; {show_path(nearest_existing(root))} exists"
+            f"{show_path(root)}: no such file or folder; {show_path(nearest_existing(root))} exists; check data.root"
         )
     problems = Problems()
     sources: dict[str, VolumeSource] = {}

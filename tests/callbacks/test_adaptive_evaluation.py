@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,38 @@ def test_a_writer_gets_the_right_indices(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == SAMPLES
     for index, row in enumerate(expected):
         assert torch.equal(torch.load(tmp_path / f"{index}.pt"), row)
+
+
+@dataclass
+class Judged:
+    """A batch that a step writes its results into, as those of anomalib."""
+
+    image: Tensor
+    score: Tensor | None = None
+
+
+class Writes(Judge):
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        if isinstance(batch, dict):
+            batch["score"] = self(batch["image"])
+        else:
+            batch.score = self(batch.image)
+        return batch
+
+    def on_predict_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        assert outputs is batch
+
+
+@pytest.mark.parametrize("kind", [Judged, lambda image: {"image": image}])
+def test_hooks_find_what_a_step_has_written_into_its_batch(kind: Callable[..., Any]) -> None:
+    images = DataLoader(
+        torch.rand(SAMPLES, 4), BATCH, collate_fn=lambda row: kind(torch.stack(row))
+    )
+    answers = []
+    for callbacks in ([], [AdaptiveBatchSize(initial_size=3)]):
+        predicted = Trainer(**QUIET, callbacks=callbacks).predict(Writes(), images) or []
+        answers.append([one if isinstance(one, dict) else vars(one) for one in predicted])
+    assert_close(*answers)
 
 
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from enum import Enum
 from pathlib import PurePath
 from typing import Any
@@ -178,6 +178,27 @@ class Merger:
             # This also works for a frozen dataclass.
             object.__setattr__(merged, name, self.merge(values, f"{place}.{name}"))
         return merged
+
+
+def fill_batch(batch: Any, joined: Any) -> Any:  # noqa: ANN401 - any form
+    """Give a batch what a step has written into its micro-batches, for hooks that read it there.
+
+    Args:
+        batch: The whole batch; None if there is none.
+        joined: The joined micro-batches.
+
+    Returns:
+        The batch; for types that cannot be changed, the joined micro-batches.
+    """
+    if type(batch) is not type(joined):
+        return joined
+    if isinstance(batch, MutableMapping):
+        batch.update(joined)
+        return batch
+    names = _list_attributes(joined)
+    for name in names:
+        object.__setattr__(batch, name, getattr(joined, name))
+    return batch if names else joined
 
 
 def list_places(places: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lit_data.callbacks.adaptive.active_batch import ActiveBatch
+from lit_data.callbacks.adaptive.merge import fill_batch
 from lit_data.callbacks.adaptive.ranks import Ranks
 from lit_data.callbacks.adaptive.replay import Replay
 from lit_data.callbacks.adaptive.snapshot import Restore, save_gradients
@@ -181,9 +182,12 @@ class EvaluationSteps:
         active = self.replay.active
         if active is None:
             return call(batch, *args, **kwargs)
+        returns_batch = True  # with its results in it, as modules of anomalib do
 
         def step(micro_batch: Any, count: int) -> Any:  # noqa: ANN401
+            nonlocal returns_batch
             output = call(micro_batch, *args, **kwargs)
+            returns_batch = returns_batch and output is micro_batch
             # Outputs of all micro-batches stay until the last one is done.
             return output if active.micro_batch_count == 1 else recursive_detach(output)
 
@@ -195,7 +199,10 @@ class EvaluationSteps:
         counts = active.counts()
         if self.replay.finish() is not None:
             self.replay.grow(active)
-        return outputs[0] if len(outputs) == 1 else self.replay.join(outputs, counts)
+        if len(outputs) == 1:
+            return outputs[0]
+        joined = self.replay.join(outputs, counts)
+        return fill_batch(active.whole, joined) if returns_batch else joined
 
 
 @runtime_checkable

@@ -36,19 +36,25 @@ _KINDS = {
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_IN_THE_WAY = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
 
 
 def describe_unwritable(folder: Path, content: str, error: OSError) -> str:
     """Describe why something cannot be written into a folder of the cache, and what to do."""
-    hint = "check the path and the disk"
-    if error.errno in NO_SPACE:
-        hint = "free some space"
-    elif error.errno in _NOT_ALLOWED:
-        hint = "make it writable"
     return (
-        f"{show_path(folder)}: {content} cannot be written there ({error.strerror}); {hint}, or "
-        "choose another folder with paths.cache=<folder>"
+        f"{show_path(folder)}: {content} cannot be written there ({error.strerror}); "
+        f"{_find_cure(error)}, or choose another folder with paths.cache=<folder>"
     )
+
+
+def _find_cure(error: OSError) -> str:
+    if error.errno in NO_SPACE:
+        return "free some space"
+    if error.errno in _NOT_ALLOWED:
+        return "make it writable"
+    if error.errno in _IN_THE_WAY:
+        return "remove what is in its place"
+    return "check the path and the disk"
 
 
 def open_regular(path: str | os.PathLike[str], *, links: bool = True) -> io.BufferedReader:
@@ -161,7 +167,9 @@ def try_writing(folder: Path) -> None:
 
 
 @contextmanager
-def explaining(path: Path, cure: str = "set paths.runs") -> Iterator[None]:
+def explaining(
+    path: Path, cure: str = "set paths.runs, or predict.folder for predictions"
+) -> Iterator[None]:
     """Turn an error of the file system into one that names the result that could not be written.
 
     Args:
@@ -175,7 +183,7 @@ def explaining(path: Path, cure: str = "set paths.runs") -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(
-            f"cannot write {show_path(path)}: {error.strerror}. Make the folder writable or {cure}."
+            f"cannot write {show_path(path)}: {error.strerror}; {_find_cure(error)}, or {cure}"
         ) from error
 
 

@@ -695,7 +695,7 @@ def test_a_picture_that_cannot_be_written_is_told_with_its_exit_code(
     install(draw)
     assert main(["show", "+experiment=stripe"]) == 4
     assert (
-        "samples.png: File exists. Make the folder writable or set paths.runs."
+        "samples.png: File exists; remove what is in its place, or set paths.runs"
         in capsys.readouterr().err
     )
 

@@ -67,9 +67,7 @@ def test_failed_write_leaves_the_old_file_alone(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    text = (
-        r"cannot write .*summary\.json: No space left on device\. Make the folder writable or set"
-    )
+    text = r"cannot write .*summary\.json: No space left on device; free some space, or set"
     with pytest.raises(StoreError, match=text):
         write_summary(tmp_path, "fit", "new", {})
     assert json.loads(path.read_text(encoding="utf-8"))["experiment"] == "old"

@@ -47,7 +47,7 @@ def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
-    refused = r"cannot write .*none/a.txt: No such file or directory. Make the folder"
+    refused = r"cannot write .*none/a.txt: No such file or directory; check the path"
     with pytest.raises(StoreError, match=refused):
         write_text(tmp_path / "none" / "a.txt", "text")
 

@@ -41,7 +41,7 @@ def test_a_file_that_could_not_be_finished_is_not_there(tmp_path: Path) -> None:
         yield np.zeros((1, 4), np.uint8)
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(StoreError, match=r"image\.png: No space left on device. Make the folder"):
+    with pytest.raises(StoreError, match=r"image\.png: No space left on device; free some space"):
         write_png_parts(tmp_path / "image.png", (2, 4), parts())
     assert not list(tmp_path.iterdir())
 

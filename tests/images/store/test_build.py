@@ -154,7 +154,7 @@ def test_unwritable_folder(images: Path, monkeypatch: pytest.MonkeyPatch, number
 
 def test_cache_path_that_is_a_file_or_cannot_exist(images: Path) -> None:
     (images.parent / "cache").touch()
-    with pytest.raises(StoreError, match=r"written there \(File exists\); check the path and the"):
+    with pytest.raises(StoreError, match=r"written there \(File exists\); remove what is in its"):
         build(images)
     folder = images.parent / ("x" * 300)
     with pytest.raises(StoreError, match=r"written there \(File name too long\); check the path"):

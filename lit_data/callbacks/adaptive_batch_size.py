@@ -221,6 +221,11 @@ class AdaptiveBatchSize(CopiedCallback):
                     "uses manual optimization: lower data.loader.batch_size, or let the module "
                     "accumulate its gradients in micro-batches, as GANModule does"
                 )
+            elif self._replay.active is None:
+                exception.add_note(
+                    "AdaptiveBatchSize repeats steps that are given their batch, and memory ran out "
+                    "elsewhere: in a hook between them, or in a step that takes dataloader_iter"
+                )
         self._uninstall()
 
     @override

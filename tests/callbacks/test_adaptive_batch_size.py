@@ -270,12 +270,20 @@ def test_steps_as_others_write_them(step: Callable[..., Any]) -> None:
 def test_a_step_that_fetches_its_batches_is_left_alone() -> None:
     class Fetching(Regression):
         def training_step(self, dataloader_iter: Any) -> Tensor:
-            batch, _, _ = next(dataloader_iter)
+            batch, number, _ = next(dataloader_iter)
+            if number == 3:
+                raise out_of_memory()
             return self.layer(batch).mean()
 
     _, trainer = fit(Fetching(), DataLoader(data(8), 4), adaptive(2))
     assert trainer.global_step == 2
     assert "batch/size" not in trainer.callback_metrics
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        fit(Fetching(), DataLoader(data(8), 2), adaptive(2))
+    assert (
+        "elsewhere: in a hook between them, or in a step that takes data"
+        in caught.value.__notes__[0]
+    )
 
 
 # --- the Trainer's ways

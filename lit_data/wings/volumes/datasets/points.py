@@ -1,5 +1,6 @@
 """Writers of samples of volumes into the rows of a batch: as points, or as dense windows."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,7 +30,6 @@ from lit_data.wings.volumes.datasets.windows import (
     count_inside,
     draw_start,
     draw_words,
-    find_inside,
 )
 from lit_data.wings.volumes.files.hounsfield import Window
 from lit_data.wings.volumes.files.sparse import SparseVolume, VolumeBank
@@ -106,30 +106,12 @@ def write_values(values: Array, window: Window, out: Array) -> None:
     """Scale values to 0..1 as `Window.scale` does, directly into the rows of a batch.
 
     Args:
-        values: [N] Hounsfield units.
+        values: [N] or [D, H, W] Hounsfield units; lines need not be contiguous.
         window: Window whose edges become 0 and 1.
-        out: [N] float32; written.
+        out: float32 of the same shape; written.
     """
     low_hu, width_hu = np.float32(window.low_hu), np.float32(window.width_hu)
-    for begin in range(0, len(values), _CHUNK):
-        target = out[begin : begin + _CHUNK]
-        chunk = values[begin : begin + _CHUNK]
-        np.subtract(chunk, low_hu, out=target, dtype=np.float32, casting="same_kind")
-        target /= width_hu
-        np.maximum(target, 0, out=target)
-        np.minimum(target, 1, out=target)
-
-
-def write_box(values: Array, window: Window, out: Array) -> None:
-    """Scale a box of voxels as `write_values` does.
-
-    Args:
-        values: [D, H, W] Hounsfield units; lines need not be contiguous.
-        window: Window whose edges become 0 and 1.
-        out: [D, H, W] float32; written.
-    """
-    low_hu, width_hu = np.float32(window.low_hu), np.float32(window.width_hu)
-    step = max(1, _CHUNK // max(1, values[0].size))
+    step = max(1, _CHUNK // max(1, math.prod(values.shape[1:])))
     for begin in range(0, len(values), step):
         target = out[begin : begin + step]
         # Converted first: arithmetic of two types goes through small buffers.
@@ -335,7 +317,7 @@ class WindowRows:
     def _write_sparse(
         self, rows: Mapping[str, Array], row: int, volume: SparseVolume, start: Sequence[int]
     ) -> None:
-        numbers, places = find_inside(volume, start, self.spec.sides)
+        numbers, places = volume.find_inside(start, self.spec.sides)
         image, occupied = rows["image"][row], rows["occupied"][row]
         image[...] = 0
         # Only occupied voxels are scaled.
@@ -362,7 +344,7 @@ class WindowRows:
         if values.shape != self.spec.sides:
             for name in names:
                 clear_outside(rows[name][row, 0], values.shape)
-        write_box(values, self.window, rows["image"][row, 0][inside])
+        write_values(values, self.window, rows["image"][row, 0][inside])
         # A number of another type would be compared in float64.
         empty = values.dtype.type(volume.empty)
         np.greater(values, empty, out=rows["occupied"][row, 0][inside])
@@ -396,7 +378,7 @@ class WindowRows:
         low = np.maximum(start - margin, 0)
         high = np.minimum(start + self.spec.sides + margin, volume.shape)
         box = empty_box((high - low).tolist())
-        box.reshape(-1)[find_inside(volume, low.tolist(), box.shape)[1]] = True
+        box.reshape(-1)[volume.find_inside(low.tolist(), box.shape)[1]] = True
         z, y, x = (start - low).tolist()  # of the window in the box
         depth, height, width = self.spec.sides
         box_mm = measure_signed(box, volume.spacing_mm, limit_mm)

@@ -176,27 +176,6 @@ def draw_start(
     return start
 
 
-def find_inside(
-    volume: SparseVolume, start: Sequence[int], sides: Sequence[int]
-) -> tuple[Ints, Ints]:
-    """Find the occupied voxels of a window, visiting only those in its lines.
-
-    Args:
-        volume: The volume.
-        start: (z, y, x) first voxel of the window.
-        sides: (z, y, x) voxels of the window, which may reach past the volume.
-
-    Returns:
-        Two [n] int64: the voxels' numbers among the occupied ones, and their flat positions in the
-        window.
-    """
-    numbers = volume.rows_in(start, sides)
-    depth, row, column = (volume.coords(numbers) - np.array(start, np.int32)).T.astype(np.int64)
-    is_inside = (column >= 0) & (column < sides[2])
-    places = (depth * sides[1] + row) * sides[2] + column
-    return numbers[is_inside], places[is_inside]
-
-
 def count_inside(volume: SparseVolume, starts: Ints, sides: Sequence[int]) -> Ints:
     """Count the occupied voxels of many windows, in one pass over those of the volume.
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lit_data.core.bank import Bank
 from lit_data.core.errors import DataError
-from lit_data.core.types import Array, Bools, Ints, Spacing, Triple
+from lit_data.core.types import Array, Ints, Spacing, Triple
 
 VALUE_DTYPES = ("uint8", "int16", "float32")
 LABEL_DTYPES = ("uint8", "uint16", "int32")
@@ -53,9 +53,7 @@ class LabelIndex:
         """
         box = np.zeros(tuple(size), np.int32)
         for label in self.classes.tolist():
-            positions = self.of(label)
-            rows = _find_rows(positions, self.shape, start, size)
-            places, _ = _locate(positions[rows], self.shape, start, size)
+            _, places = _find_inside(self.of(label), self.shape, start, size)
             box.reshape(-1)[places] = label
         return box
 
@@ -139,42 +137,29 @@ class SparseVolume:
         wrong_names = [name for name, is_wrong in faults.items() if is_wrong]
         return f"wrong: {', '.join(wrong_names)}" if wrong_names else None
 
-    def coords(self, rows: Array | None = None) -> NDArray[np.int32]:
-        """Return the coordinates of the occupied voxels.
-
-        Args:
-            rows: [n] numbers of the voxels; None for all.
-
-        Returns:
-            [n, 3] int32 (z, y, x).
-        """
-        _, height, width = self.shape
-        flat = self.positions if rows is None else self.positions[rows]
-        coords = np.empty((len(flat), 3), np.int32)
+    def coords(self) -> NDArray[np.int32]:
+        """Return the coordinates of the occupied voxels, [N, 3] int32 (z, y, x)."""
+        depth, height, width = self.shape
+        coords = np.empty((len(self), 3), np.int32)
         # A division and a product are faster than two remainders.
-        line = flat // width
-        coords[:, 2] = flat - line * width
-        if rows is None:  # for all voxels the slices are known, which saves a division
-            coords[:, 0] = np.repeat(np.arange(self.shape[0], dtype=np.int32), np.diff(self.slices))
-        else:
-            coords[:, 0] = line // height
+        line = self.positions // width
+        coords[:, 2] = self.positions - line * width
+        coords[:, 0] = np.repeat(np.arange(depth, dtype=np.int32), np.diff(self.slices))
         coords[:, 1] = line - coords[:, 0] * height
         return coords
 
-    def rows_in(self, start: Sequence[int], size: Sequence[int]) -> Ints:
-        """Return the occupied voxels in the slices and lines of a box, which are candidates for the box.
+    def find_inside(self, start: Sequence[int], size: Sequence[int]) -> tuple[Ints, Ints]:
+        """Find the occupied voxels of a box, visiting only those in its lines.
 
         Args:
             start: (z, y, x) of the box's first voxel.
-            size: (D, H, W).
+            size: (D, H, W) of the box, which may reach past the volume.
 
         Returns:
-            [n] int64 numbers of the voxels, ascending.
-            [n] int64, their numbers, ascending.
+            Two [n] int64: the voxels' numbers among the occupied ones, ascending, and their flat
+            positions in the box.
         """
-        first, last = np.clip([start[0], start[0] + size[0]], 0, self.shape[0]).tolist()
-        begin, end = int(self.slices[first]), int(self.slices[max(first, last)])
-        return begin + _find_rows(self.positions[begin:end], self.shape, start, size)
+        return _find_inside(self.positions, self.shape, start, size)
 
     def window_labels(self, start: Sequence[int], size: Sequence[int]) -> NDArray[np.int32]:
         """Return the labels of a box, occupied or not: [D, H, W] int32, 0 for unlabeled voxels.
@@ -241,22 +226,19 @@ def _find_rows(positions: Array, shape: Triple, start: Sequence[int], size: Sequ
     return np.repeat(offsets, lengths) + np.arange(int(lengths.sum()))
 
 
-def _locate(
+def _find_inside(
     positions: Array, shape: Triple, start: Sequence[int], size: Sequence[int]
-) -> tuple[Ints, Bools]:
-    """Return the flat places in a box of the positions inside it, and a mask of these positions.
-
-    All positions must be in the slices and lines of the box, so that only columns are compared.
-    """
+) -> tuple[Ints, Ints]:
+    """Return the rows of the positions inside a box, and their flat places in it."""
     _, height, width = shape
-    line = positions.astype(np.int64) // width
-    x = positions - line * width - start[2]
+    rows = _find_rows(positions, shape, start, size)
+    line, x = np.divmod(positions[rows].astype(np.int64), width)
+    x -= start[2]
+    # These rows are in the slices and lines of the box, so only columns are compared.
     is_inside = (x >= 0) & (x < size[2])
-    line, x = line[is_inside], x[is_inside]
-    z = line // height
-    y = line - z * height - start[1]
-    places = ((z - start[0]) * size[1] + y) * size[2] + x
-    return places, is_inside
+    z, y = np.divmod(line[is_inside], height)
+    places = ((z - start[0]) * size[1] + y - start[1]) * size[2] + x[is_inside]
+    return rows[is_inside], places
 
 
 def _are_places(positions: Array, starts: ArrayLike, shape: Triple) -> bool:

@@ -12,7 +12,6 @@ from lit_data.wings.volumes.datasets.windows import (
     count_inside,
     draw_start,
     draw_words,
-    find_inside,
 )
 from lit_data.wings.volumes.files.sparse import SparseVolume
 from tests.helpers.options import assert_refused
@@ -54,7 +53,7 @@ def _volume(mask: Bools) -> SparseVolume:
 def test_voxels_of_a_window_are_those_of_the_dense_volume(start: Any, sides: Any) -> None:
     mask = np.random.default_rng(0).random((20, 17, 33)) < 0.3
     volume = _volume(mask)
-    numbers, places = find_inside(volume, start, sides)
+    numbers, places = volume.find_inside(start, sides)
     found = np.full(sides, -1)
     found.reshape(-1)[places] = volume.positions[numbers]
     part = tuple(slice(s, s + length) for s, length in zip(start, sides, strict=True))
@@ -71,7 +70,7 @@ def test_voxels_of_many_windows_are_counted_at_once(sides: Any, steps: Any) -> N
     mask = np.random.default_rng(0).random((20, 17, 33)) < 0.3
     volume, grid = _volume(mask), WindowGrid([mask.shape], sides, steps)
     _, starts = grid.locate(np.arange(len(grid)))
-    expected = [len(find_inside(volume, start, sides)[0]) for start in starts[::7].tolist()]
+    expected = [len(volume.find_inside(start, sides)[0]) for start in starts[::7].tolist()]
     assert count_inside(volume, starts, sides)[::7].tolist() == expected
 
 

@@ -246,13 +246,10 @@ class CTDataModule(BaseDataModule[CTDataset]):
     @override
     def prepare_data(self) -> None:
         super().prepare_data()
-        distances = self._distances()
-        # Distances of fetched volumes are measured on demand.
-        if distances is not None and not self.volumes.bank.fetches:
-            distances.prepare()
-        dense = self._dense()
-        if dense is not None:
-            dense.prepare()
+        for computed in (self._distances(), self._dense()):
+            # Distances of fetched volumes are measured on demand.
+            if computed is not None and not self.volumes.bank.fetches:
+                computed.prepare()
 
     def build_dataset(self, stage: Stage) -> CTDataset:
         """Build the dataset of a stage: its volumes, or windows of them; all volumes for ``predict``."""

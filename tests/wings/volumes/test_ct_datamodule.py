@@ -334,7 +334,7 @@ def test_real_volumes_of_all_formats(shared_data: Path, tmp_path: Path, sample: 
 def test_many_volumes_need_few_file_descriptors(
     cache: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("files.sparse_store", "datasets.distance"):
+    for module in ("files.sparse_store", "datasets.computed"):
         monkeypatch.setattr(f"lit_data.wings.volumes.{module}.MAX_OPEN", 1)
     before = len(list(Path("/proc/self/fd").iterdir()))
     data = _data(cache, **options)

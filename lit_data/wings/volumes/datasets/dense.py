@@ -7,14 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from lit_data.core.progress import track
-from lit_data.core.recent_cache import LruCache
-from lit_data.core.temp import sweep
 from lit_data.core.types import Array
 from lit_data.images.store.arrays import keep_arrays
+from lit_data.wings.volumes.datasets.computed import ComputedVolumes
 from lit_data.wings.volumes.files.sparse import SparseVolume
-from lit_data.wings.volumes.files.sparse_file import MAX_OPEN
 from lit_data.wings.volumes.files.sparse_store import SparseStore
 
 FORMAT_VERSION = 1  # raise it with every change of the arrays
@@ -41,8 +39,8 @@ class DenseVolume(NamedTuple):
         return self.values.nbytes + (0 if self.labels is None else self.labels.nbytes)
 
 
-class DenseVolumes:
-    """Numbered dense volumes, each written once beside the sparse store.
+class DenseVolumes(ComputedVolumes[DenseVolume]):
+    """Dense volumes.
 
     A window of a sparse volume takes a search in each of its lines; a window of a dense one is a
     slice.
@@ -54,28 +52,15 @@ class DenseVolumes:
             as low.
     """
 
+    task = "writing dense volumes"
+    bank: SparseStore
+
     def __init__(self, bank: SparseStore, folder: Path, empty_hu: float) -> None:
-        self.bank = bank
-        self.folder = folder
+        super().__init__(bank, folder)
         self.empty_hu = empty_hu
-        self._mapped: LruCache[int, DenseVolume] = LruCache(max_items=MAX_OPEN)
 
-    def __getitem__(self, number: int) -> DenseVolume:
-        """Map a volume, after writing it if it does not exist."""
-        return self._mapped.get_or_load(number, lambda: self._open(number))
-
-    def prepare(self) -> None:
-        """Write all volumes that do not exist.
-
-        Raises:
-            StoreError: The folder cannot be written.
-        """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        sweep(self.folder)
-        for number in track(range(len(self.bank)), "writing dense volumes", len(self.bank)):
-            self[number]
-
-    def _open(self, number: int) -> DenseVolume:
+    @override
+    def open(self, number: int) -> DenseVolume:
         volume = self.bank[number]
         empty = choose_empty(volume, self.empty_hu)
         # The folder of a sparse volume is named by its files and all options.

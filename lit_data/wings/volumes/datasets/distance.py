@@ -9,15 +9,13 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 from rich.filesize import decimal
+from typing_extensions import override
 
 from lit_data.core.errors import ConfigError, StoreError
-from lit_data.core.progress import track
-from lit_data.core.recent_cache import LruCache
-from lit_data.core.temp import sweep
 from lit_data.core.types import Bools, Floats, Spacing, Triple
 from lit_data.images.store.arrays import keep_arrays
+from lit_data.wings.volumes.datasets.computed import ComputedVolumes
 from lit_data.wings.volumes.files.sparse import SparseVolume, VolumeBank
-from lit_data.wings.volumes.files.sparse_file import MAX_OPEN
 
 SLAB_VOXELS = 2**25  # measured at once
 _VOXEL_BYTES = 6  # of memory for each, about
@@ -186,11 +184,8 @@ def _import_transform() -> Callable[..., Distances]:
     return transform
 
 
-class PointDistances:
-    """Distances by number: `distances[i]` are those of volume i of a bank, measured once.
-
-    A folder's name encodes everything its distances depend on, so it is never out of date. It is
-    renamed when it is complete, so several processes may measure the same volume.
+class PointDistances(ComputedVolumes[Distances]):
+    """Distances of the points of each volume, [N] float32 mm, none of them positive.
 
     Args:
         bank: The volumes.
@@ -198,39 +193,22 @@ class PointDistances:
         most_mm: Upper limit; larger distances are clipped to it. None for no limit.
     """
 
+    task = "measuring distances"
+
     def __init__(self, bank: VolumeBank, folder: Path, most_mm: float | None) -> None:
-        self.bank, self.folder, self.most_mm = bank, folder, most_mm
-        self._mapped: LruCache[int, Distances] = LruCache(max_items=MAX_OPEN)
+        super().__init__(bank, folder)
+        self.most_mm = most_mm
 
-    def __getitem__(self, number: int) -> Distances:
-        """Return the distances of one volume: [N] float32 mm, none of them positive; read-only."""
-        return self._mapped.get_or_load(number, lambda: self._open(self.bank[number]))
-
-    def prepare(self, *, progress: bool = True) -> None:
-        """Measure the distances that have not been measured yet.
-
-        Raises:
-            StoreError: The folder cannot be written.
-        """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        sweep(self.folder)
-        count = len(self.bank)
-        for number in track(range(count), "measuring distances", count, enabled=progress):
-            self[number]
-
-    def _open(self, volume: SparseVolume) -> Distances:
+    @override
+    def open(self, number: int) -> Distances:
+        volume = self.bank[number]
         key = self._identify(volume)
-        arrays = keep_arrays(
-            self.folder,
-            key,
-            "distances",
-            FORMAT_VERSION,
-            lambda: {
-                "distances": measure_points(
-                    volume.positions, volume.shape, volume.spacing_mm, self.most_mm
-                )
-            },
-        )
+
+        def measure() -> dict[str, Distances]:
+            positions, shape, spacing_mm = volume.positions, volume.shape, volume.spacing_mm
+            return {"distances": measure_points(positions, shape, spacing_mm, self.most_mm)}
+
+        arrays = keep_arrays(self.folder, key, "distances", FORMAT_VERSION, measure)
         distances: Distances = arrays.map("distances", np.float32)
         if len(distances) != len(volume):
             raise StoreError(

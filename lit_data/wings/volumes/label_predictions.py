@@ -1,7 +1,7 @@
 """Labels of whole volumes, joined from overlapping windows, written and scored."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +62,28 @@ class InputVolumesWriter(PredictionWriter):
     def path(self, number: int) -> str:
         return self._volumes.bank.name(self._numbers[number])
 
-    def make_part_path(self, number: int) -> Path | None:
-        """Return the path for a volume's part of the picture; None if the picture does not show it."""
-        if number >= _DRAWN:
-            return None
+    def write_table(
+        self, columns: Sequence[str], entries: Sequence[Entry]
+    ) -> list[Mapping[str, Any]]:
+        """Write the rows of the finished volumes into ``volumes.csv``, and return them."""
+        rows = [row for entry in entries for row in entry.rows]
+        log.info("volumes: %s", self.write_rows(self._folder / "volumes", columns, rows))
+        return rows
+
+    def is_shown(self, number: int) -> bool:
+        """Return True if the picture shows a volume."""
+        return number < _DRAWN
+
+    def write_part(self, number: int, **arrays: Any) -> Path:  # noqa: ANN401 - what NumPy can save
+        """Write a volume's part of the picture, completely or not at all; return its path."""
         path = self._folder / _PARTS / f"{self.names[number]}.npz"
         path.parent.mkdir(parents=True, exist_ok=True)
+        with explaining(path), replacing(path) as file:
+            np.savez(file, **arrays)
         return path
 
     def bring_parts(self, entries: Sequence[Entry]) -> list[Path]:
-        """Return the files of `make_part_path` of the finished volumes."""
+        """Return the files of `write_part` of the finished volumes."""
         paths = []
         for entry in entries[:_DRAWN]:
             for file_name in entry.files:
@@ -153,7 +165,7 @@ class LabelWriter(InputVolumesWriter):
     def write(self, number: int, answer: Bytes, seconds: float) -> Written:
         volume_number = self._numbers[number]
         volume = self._volumes.bank[volume_number]
-        picture_parts = self._write_slices(number, answer)
+        picture_parts = [self._write_slices(number, answer)] if self.is_shown(number) else []
         spacing_mm, affine = volume.spacing_mm, volume.affine
         true: NDArray[np.generic] | None = None
         if not self._volumes.bank.fetches:
@@ -176,11 +188,8 @@ class LabelWriter(InputVolumesWriter):
             rows.append(row)
         return Written([path, *picture_parts], rows)
 
-    def _write_slices(self, number: int, labels: Bytes) -> list[Path]:
-        """Write a volume's part of the picture if the picture shows it; return the path of the file."""
-        path = self.make_part_path(number)
-        if path is None:
-            return []
+    def _write_slices(self, number: int, labels: Bytes) -> Path:
+        """Write a volume's part of the picture, which `load_slices` reads."""
         dense = self._rows.densify(self._numbers[number])
         slices = cut_labelled(
             self.names[number][-24:],
@@ -190,14 +199,17 @@ class LabelWriter(InputVolumesWriter):
             spacing_mm=self._volumes.bank[self._numbers[number]].spacing_mm,
             window=self._window,
         )
-        save_slices(path, slices)
-        return [path]
+        return self.write_part(
+            number,
+            name=slices.name,
+            spacing_mm=slices.spacing_mm,
+            positions=slices.positions,
+            **dict(zip(_AXES, slices.planes, strict=True)),
+        )
 
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
-        rows = [row for entry in entries for row in entry.rows]
-        path = self.write_rows(self._folder / "volumes", COLUMNS, rows)
-        log.info("volumes: %s", path)
+        rows = self.write_table(COLUMNS, entries)
         slices = [load_slices(path) for path in self.bring_parts(entries)]
         if slices:
             title = "volumes with their labels and the predicted ones"
@@ -209,16 +221,8 @@ class LabelWriter(InputVolumesWriter):
         return metrics
 
 
-def save_slices(path: Path, slices: LabelledSlices) -> None:
-    """Write slices of a volume for a picture that is drawn later."""
-    parts: dict[str, Any] = dict(zip(_AXES, slices.planes, strict=True))
-    parts |= {"spacing_mm": slices.spacing_mm, "positions": slices.positions}
-    with explaining(path), replacing(path) as file:
-        np.savez(file, name=slices.name, **parts)
-
-
 def load_slices(path: Path) -> LabelledSlices:
-    """Read the slices that `save_slices` wrote."""
+    """Read the slices of a volume that `LabelWriter` wrote for the picture."""
     with np.load(path, allow_pickle=False) as parts:
         spacing_mm: Any = tuple(parts["spacing_mm"].tolist())
         positions: Any = tuple(parts["positions"].tolist())

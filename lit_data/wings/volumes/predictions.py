@@ -1,6 +1,5 @@
 """Drawing and writing of samples and reconstructions of volumes."""
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,9 +31,6 @@ from lit_data.wings.volumes.label_predictions import (
     draw_labels,
 )
 from lit_data.wings.volumes.views import PLANES, VolumeShown, show_slice, show_view
-
-log = logging.getLogger(__name__)
-
 
 _ANGLES_DEG = (30, 120)
 
@@ -326,19 +322,15 @@ class VolumeWriter(InputVolumesWriter):
     ) -> Written:
         true, reconstructed, total = answer
         files = [self._write(number, reconstructed)]
-        part_path = self.make_part_path(number)
-        if part_path is not None:
-            _write_pair(part_path, true, reconstructed)
-            files.append(part_path)
+        if self.is_shown(number):
+            files.append(self._write_pair(number, true, reconstructed))
         file_name = files[0].relative_to(self._folder).as_posix()
         row = {"volume": self.names[number], "file": file_name}
         return Written(files, [row | compare_voxels(true, reconstructed, total=total)])
 
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
-        rows = [row for entry in entries for row in entry.rows]
-        path = self.write_rows(self._folder / "volumes", COLUMNS, rows)
-        log.info("volumes: %s", path)
+        rows = self.write_table(COLUMNS, entries)
         pairs = [_read_pair(path) for path in self.bring_parts(entries)]
         if pairs:
             picture = self._folder / "predictions.png"
@@ -363,19 +355,18 @@ class VolumeWriter(InputVolumesWriter):
         dense[tuple(reconstructed.coords.T)] = _to_int16(values_hu)
         return write_volume(self.folder_of(self._folder / "volumes", name), name, dense, affine)
 
-
-def _write_pair(path: Path, true: VolumeShown, reconstructed: VolumeShown) -> None:
-    """Write a volume's part of the picture."""
-    np.savez(
-        path,
-        name=true.name,
-        shape=true.shape,
-        spacing_mm=true.spacing_mm,
-        true_coords=true.coords,
-        true_values=true.values,
-        coords=reconstructed.coords,
-        values=reconstructed.values,
-    )
+    def _write_pair(self, number: int, true: VolumeShown, reconstructed: VolumeShown) -> Path:
+        """Write a volume's part of the picture, which `_read_pair` reads."""
+        return self.write_part(
+            number,
+            name=true.name,
+            shape=true.shape,
+            spacing_mm=true.spacing_mm,
+            true_coords=true.coords,
+            true_values=true.values,
+            coords=reconstructed.coords,
+            values=reconstructed.values,
+        )
 
 
 def _read_pair(path: Path) -> tuple[VolumeShown, VolumeShown]:

@@ -9,7 +9,7 @@ from lit_data.core.errors import DataError
 
 def recognize(folder: Path, *, has_images: bool) -> Iterator[str]:
     """Yield the name of a volume experiment if a folder has volumes and no images."""
-    from lit_data.wings.volumes.files import find_volumes
+    from lit_data.wings.volumes.files.sources import find_volumes
 
     if has_images:
         return

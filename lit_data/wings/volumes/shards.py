@@ -70,7 +70,7 @@ class Described(NamedTuple):
             path=facts.path,
             shape=facts.shape,
             points=stored.points,
-            nbytes=sum(array.nbytes for array in arrays.values()),
+            nbytes=stored.array_bytes,
             # The bytes of the dense array follow from this and the shape.
             itemsize=arrays["values"].dtype.itemsize,
             has_labels="labels" in arrays,

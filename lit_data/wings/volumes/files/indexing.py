@@ -107,12 +107,6 @@ class OccupiedFinder:
             mask &= below_high
         return find_true(mask)
 
-    def take(self, slab: Array, places: NDArray[np.intp]) -> Array:
-        """Return the values at these places; uint8 for a mask."""
-        if slab.dtype == np.bool_:
-            slab = slab.view(np.uint8)
-        return slab.take(places)
-
     @staticmethod
     def _compare(operation: np.ufunc, slab: Array, edge: float, out: Bools) -> None:
         # For whole numbers ``> 2.5`` is ``> 2``: rounding the edge down keeps both ``>`` and ``<=``
@@ -423,7 +417,7 @@ def scan_slabs(
             voxel_labels = dense.take(places).astype(np.int32)
         positions = places.astype(positions_dtype)
         positions += positions_dtype.type(begin * plane)
-        values = finder.take(slab, places)
+        values = slab.take(places).astype(value_dtype(volume), copy=False)
         yield Slab(begin, np.diff(edges), positions, values, voxel_labels)
 
 

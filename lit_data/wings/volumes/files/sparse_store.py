@@ -84,7 +84,6 @@ class SparseStore(VolumeBank):
         options: IndexOptions,
         processes: int = 1,
         on_bad: OnBad = "error",
-        progress: bool = True,
     ) -> Self:
         """Open the store of these volumes, after indexing those that have not been indexed.
 
@@ -95,7 +94,6 @@ class SparseStore(VolumeBank):
             processes: Processes that index at the same time; 1 works in this process.
             on_bad: ``error`` raises one error that lists all bad volumes, ``skip`` skips and lists
                 them.
-            progress: Show a bar for work that takes longer than two seconds, and log the sizes.
 
         Raises:
             DataError: Volumes are bad, and are not to be skipped, or none is left.
@@ -112,15 +110,13 @@ class SparseStore(VolumeBank):
             folder=Path(folder).absolute() / digest[:16],
             options=options,
             processes=processes,
-            progress=progress,
         )
         paths, skipped = build.run(on_bad)
         store = cls(paths, skipped)
         list_problems(skipped).warn_if_any(
             log, counted_of(len(skipped), len(sources), "volume", "is", "are") + " bad and skipped"
         )
-        if progress:
-            log.info("sparse store in %s: %s", show_path(build.folder), store)
+        log.info("sparse store in %s: %s", show_path(build.folder), store)
         return store
 
     def __len__(self) -> int:
@@ -175,7 +171,6 @@ class _Build:
     folder: Path
     options: IndexOptions
     processes: int
-    progress: bool
 
     def run(self, on_bad: OnBad) -> tuple[list[Path], SkippedVolumes]:
         """Return the folders of the good volumes in their order, and the bad volumes."""
@@ -214,7 +209,7 @@ class _Build:
                 with suppress(OSError):  # it is bad, which is reported when it is read
                     file_bytes += Path(path).stat().st_size
         task = f"indexing {decimal(file_bytes)}"
-        if self.progress and missing:
+        if missing:
             shown_folder = show_path(self.folder)
             log.info(
                 "%s: %s in %s, %s",
@@ -234,7 +229,7 @@ class _Build:
                 return None
 
             results = ordered_map(find_fault, missing, processes)
-            with closing(track(results, task, len(missing), enabled=self.progress)) as tracked:
+            with closing(track(results, task, len(missing))) as tracked:
                 for number, fault in zip(missing, tracked, strict=True):
                     if fault is not None:
                         faults[number] = fault

@@ -50,7 +50,7 @@ def write_scans(folder: Path, count: int = 3, *, labels: bool = True) -> list[Ar
 
 def build_store(folder: Path, **arguments: Any) -> SparseStore:
     """The store of the scans below a folder, in its ``cache``."""
-    arguments = {"options": OPTIONS, "progress": False} | arguments
+    arguments = {"options": OPTIONS} | arguments
     return SparseStore.build(find_volumes(folder / "ct"), folder / "cache", **arguments)
 
 

@@ -102,7 +102,7 @@ def test_workers_go_when_their_parent_is_killed_and_the_rest_is_built_later(tmp_
     volumes = write_scans(tmp_path, 12)
     code = f"""
 from pathlib import Path
-from lit_data.wings.volumes.files import *
+from lit_data.wings.volumes import IndexOptions, SparseStore, find_volumes
 from lit_data.wings.volumes.files import volume
 volume.SLAB_BYTES = 4000
 options = IndexOptions(low_hu=500)
@@ -171,7 +171,7 @@ def test_a_dead_worker_is_reported_with_its_volume(
 BIG = 512
 MEASURE = """
 import resource, sys
-from lit_data.wings.volumes.files import *
+from lit_data.wings.volumes import IndexOptions, SparseStore, find_volumes
 options = IndexOptions(low_hu=float(sys.argv[3]))
 store = SparseStore.build(find_volumes(sys.argv[1]), sys.argv[2], options=options, processes=2)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024, int(store.counts.sum()))

@@ -10,7 +10,6 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import NoReturn
@@ -34,6 +33,7 @@ from lit_data.core.errors import (
     find_headline,
     settle_lines,
 )
+from lit_data.core.import_path import load_module
 
 _OTHER_WORDS = {
     "val": "validate",
@@ -120,7 +120,7 @@ def _dispatch(words: Sequence[str]) -> int:
         install_completion(words[1] if len(words) > 1 else "")
         return 0
     if words and is_tool(words[0]):  # they have options of their own and no configuration
-        import_module(find_module(words[0])).main(words[1:])
+        load_module(find_module(words[0])).main(words[1:])
         return 0
     options = _parse(words)
     if not (options.version or options.help or options.cfg or not words):

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,6 +42,7 @@ from lit_data.core.errors import (
 )
 from lit_data.core.files import write_json, write_text
 from lit_data.core.heap import keep_freed_memory
+from lit_data.core.import_path import load_module
 
 _OBSERVER = "child-process-observer"
 _POLL_S = 0.2
@@ -258,7 +258,7 @@ def _run_command(
 ) -> None:
     started = time.perf_counter()
     failure = None
-    module = import_module(find_module(cfg.command))
+    module = load_module(find_module(cfg.command))
     try:
         with (
             noting_failure(cfg, folder),

@@ -68,7 +68,9 @@ def test_maps_and_verdicts_are_those_of_predict(images: Path, tmp_path: Path) ->
     assert main([str(path), str(images), "--out", str(tmp_path / "other")]) == 0
     tables = [read_rows(tmp_path / name / "images.csv") for name in ("one", "other")]
     for row, other in zip(*tables, strict=True):
-        assert float(row.pop("score")) == pytest.approx(float(other.pop("score")), abs=2e-5)
+        assert float(row.pop("score")) == pytest.approx(
+            float(other.pop("score")), abs=1.2e-4
+        )  # a digit of a table
         assert row == other
     assert {row["verdict"] for row in tables[0]} == {"good", "defect"}
     differences = []

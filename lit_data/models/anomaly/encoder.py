@@ -1,6 +1,7 @@
 """Encoders for anomaly detection: from images to maps of features at a few scales."""
 
 import math
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -218,39 +219,36 @@ def _find_highest(maps: Tensor) -> Tensor:
 
 def blur(maps: Tensor, sigma: float) -> Tensor:
     """Blur [B, C, H, W] by a Gaussian of at most 2.5 standard deviations to each side, reflect-padded."""
-    reach = math.floor(2.5 * sigma)
+    bell = maps.new_tensor(_make_bell(sigma)).expand(maps.shape[1], 1, -1)
+    reach = bell.shape[2] // 2
     if reach == 0:
         return maps
     channels = maps.shape[1]
-    places = torch.arange(-reach, reach + 1, device=maps.device, dtype=maps.dtype)
-    bell = (-0.5 * (places / sigma) ** 2).exp()
-    bell = (bell / bell.sum()).expand(channels, 1, -1)
     rows = F.conv2d(pad_reflected(maps, 0, 0, reach, reach), bell[..., None], groups=channels)
     return F.conv2d(pad_reflected(rows, reach, reach, 0, 0), bell[:, :, None], groups=channels)
 
 
+@cache
+def _make_bell(sigma: float) -> list[float]:
+    """Return the weights of a Gaussian at each pixel, in numbers, so that a graph holds no steps of it."""
+    reach = math.floor(2.5 * sigma)
+    places = torch.arange(-reach, reach + 1, dtype=torch.float32)
+    bell = (-0.5 * (places / sigma) ** 2).exp()
+    return (bell / bell.sum()).tolist()
+
+
 def pad_reflected(maps: Tensor, left: int, right: int, top: int, bottom: int) -> Tensor:
-    """Reflect-pad [B, C, H, W]; if a side is too short for that, its last value is repeated."""
-    if torch.compiler.is_exporting():  # which cannot ask how long a side is
-        return _pad_by_index(maps, (top, bottom), (left, right))
-    is_long = maps.shape[3] > max(left, right) and maps.shape[2] > max(top, bottom)
-    return F.pad(maps, (left, right, top, bottom), mode="reflect" if is_long else "replicate")
-
-
-def _pad_by_index(maps: Tensor, down: tuple[int, int], across: tuple[int, int]) -> Tensor:
-    """Reflect-pad or repeat by numbers of pixels, so that one graph is for sides of any length."""
-    is_long = torch.tensor(True)
-    numbers = []
-    for axis, (before, behind) in ((2, down), (3, across)):
+    """Reflect-pad [B, C, H, W]; a side too short for that is reflected once, then its first value repeated."""
+    # An exported graph is for sides of any length, and cannot ask how long they are.
+    if not torch.compiler.is_exporting():
+        is_long = maps.shape[3] > max(left, right) and maps.shape[2] > max(top, bottom)
+        if is_long:
+            return F.pad(maps, (left, right, top, bottom), mode="reflect")
+    for axis, before, behind in ((2, top, bottom), (3, left, right)):
         if isinstance(behind, int) and before == behind == 0:
             continue
-        length = maps.shape[axis]
-        last = torch.arange(length).amax(0)
-        places = torch.arange(before + length + behind) - before
-        reflected = last - (last - places.abs()).abs()
-        repeated = places.clamp(min=0).minimum(last)
-        numbers.append((axis, reflected, repeated))
-        is_long = is_long & (last >= before) & (last >= behind)
-    for axis, reflected, repeated in numbers:
-        maps = maps.index_select(axis, torch.where(is_long, reflected, repeated))
+        last = maps.shape[axis] - 1
+        places = torch.arange(-before, last + behind + 1, device=maps.device)
+        places = last - (last - places.abs()).abs()
+        maps = maps.index_select(axis, places.clamp(min=0))
     return maps

@@ -33,7 +33,7 @@ from lit_data.core.errors import (
     find_headline,
     settle_lines,
 )
-from lit_data.core.import_path import load_module
+from lit_data.core.heap import load_module
 
 _OTHER_WORDS = {
     "val": "validate",

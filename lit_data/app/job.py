@@ -41,8 +41,7 @@ from lit_data.core.errors import (
     show_path,
 )
 from lit_data.core.files import write_json, write_text
-from lit_data.core.heap import keep_freed_memory
-from lit_data.core.import_path import load_module
+from lit_data.core.heap import keep_freed_memory, load_module
 
 _OBSERVER = "child-process-observer"
 _POLL_S = 0.2

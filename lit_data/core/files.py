@@ -57,6 +57,19 @@ def _find_cure(error: OSError) -> str:
     return "check the path and the disk"
 
 
+def find_crc32(data: bytes | memoryview, before: int = 0) -> int:
+    """Return the CRC-32 of bytes, by libdeflate at ten times the speed of zlib.
+
+    Args:
+        data: The bytes; those of an array of any shape are contiguous.
+        before: CRC-32 of the bytes in front of them.
+    """
+    import imagecodecs  # not at the top: `--help` needs none
+
+    checksum: Any = imagecodecs.deflate_crc32
+    return int(checksum(data, before))
+
+
 def open_regular(path: str | os.PathLike[str], *, links: bool = True) -> io.BufferedReader:
     """Open a regular file for reading, without waiting for a pipe or a device in its place.
 

@@ -1,11 +1,8 @@
-"""Imports of a command: where from, and without collecting garbage."""
+"""Import path: the environment, and the folder of a command only on request."""
 
-import gc
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
-from types import ModuleType
 
 _STARTED_IN = "LIT_DATA_STARTED_IN"
 """Environment variable with the folder that a command was started in, also for child processes."""
@@ -84,23 +81,3 @@ def admit_packages(packages: Sequence[str]) -> None:
 def list_folders() -> list[str]:
     """Return the import path for a child, which admits packages by itself."""
     return [entry for entry in sys.path if os.path.isabs(entry) and entry not in _admitted]
-
-
-def load_module(name: str) -> ModuleType:
-    """Import the module of a command, and exempt all that it imports from garbage collection.
-
-    Torch and Lightning make half a million objects that live as long as the process. To examine
-    them again and again takes 1 s of an import, 1.4 s of the end of the process and 0.2 s of each
-    full collection, which also copies their pages in a forked worker.
-
-    Args:
-        name: Its dotted name; a module that was imported before is returned as it is.
-    """
-    if name in sys.modules or not gc.isenabled():
-        return import_module(name)
-    gc.disable()
-    try:
-        return import_module(name)
-    finally:
-        gc.freeze()
-        gc.enable()

@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import IO, Protocol, Self
 
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.core.errors import StoreError, show_path
-from lit_data.core.progress import track
+from lit_data.core.progress import count_threads, ordered_map, track
 from lit_data.core.types import Array, Bools, Floats, Ints
 from lit_data.images.bank import ImageBank
 from lit_data.images.store.store import keep_found
@@ -35,6 +36,7 @@ _CROWD = 8
 """Least number of similar images that may be different places of one texture."""
 _SIDE_PX = 32
 _PIXELS = _SIDE_PX**2
+_PART = 32  # images that a thread shrinks at once
 BUCKET = 2048  # approximate number of images that are compared with each other
 _LARGEST_BUCKET = 8  # multiple of `BUCKET`
 _ANCHORS = 256  # images of a bucket beyond that, with which all others are compared
@@ -100,13 +102,24 @@ def _shrink(bank: ImageBank) -> Iterator[Floats]:
 
     scale = 255.0 / np.iinfo(bank.dtype.name).max if bank.dtype.kind == "u" else 1.0
     side = (_SIDE_PX, _SIDE_PX)
-    for number in track(range(len(bank)), "comparing images", len(bank)):
-        pixels = bank[number]
+
+    def shrink(numbers: range) -> list[Floats]:
+        return [shrink_one(bank[number]) for number in numbers]
+
+    def shrink_one(pixels: Array) -> Floats:
         # One plane is scaled instead of one for each channel, since this takes most of the time.
-        plane = np.add.reduce(pixels, axis=0, dtype=np.float32)
+        plane = np.zeros(pixels.shape[1:], np.float32)
+        for channel in pixels if pixels.dtype != np.int16 else pixels.astype(np.float32):
+            cv2.accumulate(channel, plane)
         grey = cv2.resize(plane, side, interpolation=cv2.INTER_AREA) / len(pixels)
         picture: Floats = scale * (grey - cv2.blur(grey, (5, 5)))
-        yield picture.reshape(-1)
+        return picture.reshape(-1)
+
+    numbers = range(len(bank))
+    parts = [numbers[first : first + _PART] for first in range(0, len(bank), _PART)]
+    most_bytes = int(bank.count_bytes(np.arange(len(bank))).max(initial=0))
+    pictures = chain.from_iterable(ordered_map(shrink, parts, count_threads(most_bytes)))
+    yield from track(pictures, "comparing images", len(bank))
 
 
 class _PictureFile:

@@ -1,7 +1,6 @@
 """One reader for every image file: channels and pixels as stored, and errors that name the file."""
 
 import re
-import zlib
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from lit_data.core.errors import DataError
+from lit_data.core.files import find_crc32
 from lit_data.core.opening import open_source, read_whole
 from lit_data.core.types import Array, Bytes, PathText
 from lit_data.images.header import ImageHeader, parse_header
@@ -85,7 +85,7 @@ def decode_strict(path: PathText, options: ReadOptions = DEFAULT_READ) -> Decode
         data = read_whole(stream)
         array = decode(BytesIO(data), header, options)
         notes = (*header.notes, *_check_values(array))
-    return Decoded(array, notes, zlib.crc32(data), header.narrow_bits)
+    return Decoded(array, notes, find_crc32(data), header.narrow_bits)
 
 
 def _check_values(array: Array) -> tuple[str, ...]:

@@ -109,28 +109,3 @@ def test_a_package_that_is_typed_is_found_behind_all_others(tmp_path: Path) -> N
     assert "'model.net._target_' is 'mine.Net', which is not allowed" in done.stderr
     done = _run(tmp_path, *words, "--package", "mine", is_fresh=False)
     assert done.returncode == 0, done.stderr
-
-
-LOAD_TWICE = """
-import gc
-from lit_data.core.import_path import load_module
-{before}
-load_module("json.tool")
-frozen = gc.get_freeze_count()
-ring = []
-ring.append(ring)
-load_module("json.tool")
-print(gc.isenabled(), frozen > 0, gc.get_freeze_count() == frozen)
-"""
-
-
-@pytest.mark.parametrize(
-    ("before", "said"),
-    [("", "True True True"), ("gc.disable()", "False False True")],
-    ids=["", "disabled by its host"],
-)
-def test_only_what_was_imported_first_is_exempt_from_collection(
-    tmp_path: Path, before: str, said: str
-) -> None:
-    done = _run(tmp_path, "-c", LOAD_TWICE.format(before=before))
-    assert done.stdout.strip() == said, done.stderr

@@ -17,7 +17,6 @@ import logging
 import mmap
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from lit_data.core.errors import StoreError, show_path
-from lit_data.core.files import describe_unwritable, sync_folder
+from lit_data.core.files import describe_unwritable, find_crc32, sync_folder
 from lit_data.core.temp import temp_folder
 from lit_data.core.types import Array, PathText
 from lit_data.images.store.files import (
@@ -257,7 +256,7 @@ class ArrayFolder:
         """Compare a mapped array with its CRC-32, and return what is wrong, or ""."""
         facts, (data, begin) = self.arrays[name], self._maps[name]
         first = begin + len(facts.header)
-        crc32 = zlib.crc32(memoryview(data)[first : first + facts.nbytes])
+        crc32 = find_crc32(memoryview(data)[first : first + facts.nbytes])
         if facts.crc32 is None or crc32 == facts.crc32:
             return ""
         return f"expected CRC-32 {facts.crc32:08x}, found {crc32:08x}"
@@ -369,7 +368,7 @@ class ArrayStream:
         write_all(self._fd, data)
         self.nbytes += data.nbytes
         if self.crc32 is not None:
-            self.crc32 = zlib.crc32(data, self.crc32)
+            self.crc32 = find_crc32(data, self.crc32)
         is_idle = self._sync is None or self._sync.done()
         if is_idle and self.nbytes - self._synced_bytes >= _SYNC_BYTES:
             self.wait()
@@ -388,7 +387,7 @@ class ArrayStream:
 
 def encode_meta(fields: Mapping[str, Any]) -> bytes:
     """Return the canonical text of these fields, including its own CRC-32."""
-    return _dump({**fields, _CHECKSUM: zlib.crc32(_dump(fields))})
+    return _dump({**fields, _CHECKSUM: find_crc32(_dump(fields))})
 
 
 def read_meta(path: Path) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from.
 
 import logging
 import shutil
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
@@ -19,6 +18,8 @@ from rich.filesize import decimal
 
 from lit_data.core.checks import check_choice
 from lit_data.core.errors import ConfigError, DataError, StoreError, StoreStaleError, show_path
+from lit_data.core.files import find_crc32
+from lit_data.core.heap import keeping_freed_memory
 from lit_data.core.progress import count_threads, ordered_map, track
 from lit_data.core.temp import build_lock, remove_folder, sweep, temp_folder
 from lit_data.core.types import Array, Size
@@ -150,7 +151,7 @@ def decode_images(
         return DecodedImage(
             size_px=(height_px, width_px),
             parts=tuple(layout.split(pixels)),
-            crc32=zlib.crc32(pixels.data),
+            crc32=find_crc32(pixels.data),
             notes=notes,
             source_crc32=decoded.source_crc32,
         )
@@ -320,7 +321,8 @@ def write_store(
         writer = PixelWriter(stream, recipe.sources.take(survey.images))
         layout = _lay_out(recipe, survey)
         decoded = decode_images(decoder, sources, survey, layout)
-        bad = _write_images(writer, decoded, sources, survey, options)
+        with keeping_freed_memory():
+            bad = _write_images(writer, decoded, sources, survey, options)
     records, table = writer.finish()
     folder.add("images", records)
     folder.add("files", table.files)

@@ -8,14 +8,13 @@ import hashlib
 import itertools
 import json
 import os
-import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lit_data.core.errors import show_path
-from lit_data.core.files import flatten
+from lit_data.core.files import find_crc32, flatten
 from lit_data.core.opening import open_source
 from lit_data.core.progress import track
 from lit_data.core.types import Array, Bytes, Ints
@@ -233,7 +232,7 @@ def find_checksum(path: str) -> int:
     crc32 = 0
     with open_source(path) as file:
         while chunk := file.read(CHUNK_BYTES):
-            crc32 = zlib.crc32(chunk, crc32)
+            crc32 = find_crc32(chunk, crc32)
     return crc32
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.filesize import decimal
 from typing_extensions import override
 
 from lit_data.core.errors import DataError, list_problems, show_path
+from lit_data.core.files import find_crc32
 from lit_data.core.grid import SlicedImage
 from lit_data.core.progress import track
 from lit_data.core.types import Array, Ints, PathText
@@ -239,7 +239,7 @@ class DecodedStore(StoredImages):
     def find_bad_images(self) -> Iterator[str]:
         """Read every image, and yield what is wrong with it, or ""."""
         for image, expected in enumerate(self._crcs.tolist()):
-            crc32 = zlib.crc32(self[image].data)
+            crc32 = find_crc32(self[image].data)
             if crc32 == expected:
                 yield ""
             else:

@@ -64,6 +64,9 @@ class Journal:
         share: Share of this process.
         remote_sizes: Sizes of files that are at the address of the folder, see `PredictRun`.
 
+    Attributes:
+        earlier: Images with files in the folder when it was opened; empty if this process does not lead.
+
     Raises:
         ConfigError: The folder holds predictions of other weights or options.
         StoreBusyError: Another process predicts into the folder, or the same share.
@@ -83,6 +86,7 @@ class Journal:
         self._folder = folder
         self._remote_sizes = remote_sizes or {}
         self._path = folder / f"images{share.suffix}.jsonl"
+        self.earlier: set[str] = set()
         self._entries: dict[str, Entry] = {}
         # An image that changed, or whose share changed, may have lines in several journals.
         self._candidates: dict[str, list[Entry]] = {}
@@ -106,6 +110,11 @@ class Journal:
         others = [path for path in self._list_journals() if path != self._path]
         for path in others:
             os.close(_open_locked(path))
+        with suppress(StoreError):  # a damaged journal, which is read again if the run resumes
+            self.read()
+        for image, entries in self._candidates.items():
+            if any(entry.files for entry in entries):
+                self.earlier.add(image)
         fingerprint = self._folder / FINGERPRINT
         if fingerprint.is_file():  # in a folder without one no run has left parts of files
             _remove_parts(self._folder)

@@ -6,7 +6,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path, PurePath
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 from typing_extensions import override
 
 from lit_data.annotations.writing import ImageLabels, Kind
-from lit_data.core.errors import ConfigError, StoreError, show_path
+from lit_data.core.errors import ConfigError, StoreError, list_some, show_path
 from lit_data.core.files import explaining, replacing, write_table
 from lit_data.images.bank import ImageBank
 from lit_data.predict.journal import FINGERPRINT, Entry, Journal
@@ -234,6 +234,7 @@ class Work:
                 "pip install pyarrow, or set predict.many_inputs to more"
             )
         self._journal = self._open_journal(options)
+        self._warn_of_others(self._journal.earlier - {writer.names[number] for number in chosen})
         share_numbers = self._share.take(chosen, block)
         # Only the process that writes the tables reads the inputs of the others.
         visible = chosen if self._share.leads else share_numbers
@@ -247,6 +248,17 @@ class Work:
             log.info("%s done already", done)
         # No rank adds to its journal before all have read what was done.
         self._share.wait()
+
+    def _warn_of_others(self, images: Set[str]) -> None:
+        """Warn of files of images that are not predicted now."""
+        if images:
+            log.warning(
+                "%s has files of %s not predicted now: %s; they stay with the new ones: remove them, or "
+                "choose another predict.folder",
+                show_path(self._run.folder),
+                counted(len(images), "image that is", "images that are"),
+                list_some(sorted(images)),
+            )
 
     def _open_journal(self, options: PredictOptions) -> Journal:
         """Open the folder, after the first rank has done so."""

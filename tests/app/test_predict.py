@@ -97,6 +97,9 @@ def test_one_image_is_enough_and_a_run_goes_on(
     assert main([*run, *others]) == 0
     summary = _summarise(capsys.readouterr().out)
     assert (summary["predict/images"], summary["predict/images_kept"]) == (3, 1)
+    assert main([*run, "data.patterns=[c.png]"]) == 0
+    log = (tmp_path / "run" / "predict.log").read_text()
+    assert "run has files of 2 images that are not predicted now: " in log
     assert main([*run, "data.read.exif=apply"]) == 2
     assert "\n  data.read.exif: 'ignore', now 'apply'" in capsys.readouterr().err
 

@@ -66,7 +66,9 @@ def test_another_run_is_named_by_what_differs(folder: Path) -> None:
     refused = r"(?s)choose another predict.folder.*checkpoint_sha256: 'ab', now 'cd'"
     with pytest.raises(ConfigError, match=refused):
         Journal(folder, other, resume=True)
-    assert not Journal(folder, other, resume=False).holds("a.png", [6, 1])
+    anew = Journal(folder, other, resume=False)
+    assert not anew.holds("a.png", [6, 1])
+    assert anew.earlier == {"a.png", "b.png"}  # whose files stay
     assert not Journal(folder, other, resume=True).holds("a.png", [6, 1])
 
 

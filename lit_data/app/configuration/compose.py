@@ -39,6 +39,7 @@ from lit_data.app.configuration.view_choice import VIEWED, choose_view
 from lit_data.core.addresses import check_words
 from lit_data.core.checks import read_arguments
 from lit_data.core.errors import ConfigError
+from lit_data.core.wheels import DEFAULT_SIZE, find_wheel_weights
 
 _LEAVING = re.compile(r"\.\.|(^|[\[,(\s'\"])[/\\~]")  # a group's folder: .., / or ~ before a name
 
@@ -112,7 +113,7 @@ def check_run(
         with as_config_errors():
             parsed = tree.parse(overrides)
             completed = [_normalise(tree, word, parsed) for word in parsed]
-            if command in TRAINING:
+            if command in TRAINING and find_wheel_weights(DEFAULT_SIZE) is None:
                 completed += choose_model(tree, tree.parse(completed))
             jobs = _plan_jobs(tree, completed, multirun=multirun)
         lines = next(jobs)

@@ -8,7 +8,7 @@ from hydra.core.override_parser.types import Override
 from lit_data.app.configuration.tree import ConfigTree
 from lit_data.app.launcher import is_first_rank
 from lit_data.app.run_folder import AUTO
-from lit_data.core.wheels import DEFAULT_SIZE, WHEELS, find_wheel_weights
+from lit_data.core.wheels import DEFAULT_SIZE, WHEELS
 
 WITHOUT_WEIGHTS = {
     "anomaly": ("model=anomaly_texture", "data.size_px=null"),
@@ -28,7 +28,7 @@ _CHOICES_OF_WEIGHTS = ("model", "size", "weights")
 
 
 def choose_model(tree: ConfigTree, overrides: Sequence[Override]) -> list[str]:
-    """Return words for a model without weights if those of the chosen one are missing, and say so.
+    """Return words for what takes the place of the chosen model, and say so; none to leave it.
 
     A command on a checkpoint has all weights from there, and what is typed stays as it is. Jobs of
     a sweep over experiments choose for themselves.
@@ -37,7 +37,7 @@ def choose_model(tree: ConfigTree, overrides: Sequence[Override]) -> list[str]:
         tree: What the configuration is composed from.
         overrides: Of the command line, as Hydra needs them.
     """
-    if any(map(_decides, overrides)) or find_wheel_weights(DEFAULT_SIZE) is not None:
+    if any(map(_decides, overrides)):
         return []
     choosing = []
     for word in overrides:

@@ -3,7 +3,7 @@
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 from lit_data.core.errors import DataError
 from lit_data.core.files import is_there
 from lit_data.core.opening import open_source
+from lit_data.core.progress import count_threads, ordered_map
 from lit_data.core.types import IGNORED, Array, Ints
 from lit_data.images.header import read_header
 from lit_data.images.masks import (
@@ -67,7 +68,7 @@ def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOpti
     if not masks or not is_open or options.colors is not None:
         return options
     sampled = _sample(masks)
-    readable = list(_count_readable(sampled, options))
+    readable = _count_readable(sampled, options)
     if len(readable) < len(sampled):
         options, readable = _choose_channels(sampled, options, readable)
     if options.classes > 2 or options.colors is not None:
@@ -151,7 +152,7 @@ def _choose_channels(
     # An opaque mask among them would be all defect, and an explicit option for alpha prevails.
     if options.classes == 2 and options.alpha == "opaque" and not readable:
         alpha_only = replace(options, alpha="only")
-        counts = list(_count_readable(masks, alpha_only))
+        counts = _count_readable(masks, alpha_only)
         if len(counts) == len(masks):
             log.info("masks are transparent outside of the defect: data.mask_read.alpha=only")
             return alpha_only, counts
@@ -311,14 +312,15 @@ def count_values(path: Path, options: MaskOptions) -> Ints | None:
     return np.bincount(mask.ravel(), minlength=256)
 
 
-def _count_readable(masks: Iterable[Path], options: MaskOptions) -> Iterator[Ints]:
-    for path in masks:
+def _count_readable(masks: Iterable[Path], options: MaskOptions) -> list[Ints]:
+    def count(path: Path) -> Ints | None:
         try:
-            counts = count_values(path, options)
+            return count_values(path, options)
         except DataError:  # named where all masks are read
-            continue
-        if counts is not None:
-            yield counts
+            return None
+
+    counts = ordered_map(count, masks, count_threads())
+    return [values for values in counts if values is not None]
 
 
 def _join(values: Array) -> str:

@@ -254,7 +254,14 @@ class IndexOptions:
     classes: int | None = None
 
     def __post_init__(self) -> None:
-        _check_range(self.low_hu, self.high_hu)
+        is_right = math.isfinite(self.low_hu)
+        if self.high_hu is not None:
+            is_right = is_right and math.isfinite(self.high_hu) and self.high_hu > self.low_hu
+        if not is_right:
+            raise ConfigError(
+                f"foreground from {self.low_hu} to {self.high_hu} HU: give numbers, the second "
+                "above the first or null"
+            )
         if self.nan_fill is not None and not math.isfinite(self.nan_fill):
             raise ConfigError(f"nan_fill={self.nan_fill!r} must be a finite number")
 
@@ -306,14 +313,7 @@ def index_source(source: VolumeSource, options: IndexOptions) -> SparseVolume:
         DataError: The volume or its labels are bad.
     """
     with open_with_labels(source, options) as (volume, labels):
-        return index_volume(
-            volume,
-            options.low_hu,
-            options.high_hu,
-            resolution=options.resolution,
-            labels=labels,
-            classes=options.classes,
-        )
+        return _index(volume, labels, options)
 
 
 def index_volume(
@@ -340,16 +340,21 @@ def index_volume(
         DataError: The volume is bad, or its labels have another shape, are not whole numbers or are
             unknown.
     """
-    _check_range(low_hu, high_hu)
-    volume, labels = bring_to(resolution or Resolution(), volume, labels, low_hu)
+    resolution = resolution or Resolution()
+    options = IndexOptions(low_hu=low_hu, high_hu=high_hu, resolution=resolution, classes=classes)
+    return _index(volume, labels, options)
+
+
+def _index(dense: Volume, dense_labels: Volume | None, options: IndexOptions) -> SparseVolume:
+    volume, labels = bring_to(options, dense, dense_labels)
     collector = None if labels is None else LabelCollector(volume.shape, keep=_keep)
-    slabs = list(scan_slabs(volume, low_hu, high_hu, labels=labels, collector=collector))
+    slabs = list(scan_slabs(volume, options, labels=labels, collector=collector))
     values = np.concatenate([slab.values for slab in slabs])
     if is_whole(values):
         values = values.astype(np.int16)
     voxel_labels, label_index = None, None
     if collector is not None:
-        check_labels(collector.classes, classes)
+        check_labels(collector.classes, options.classes)
         voxel_labels = np.concatenate([slab.labels for slab in slabs]).astype(collector.dtype)
         label_index = join_labels(collector, volume.shape)
     counts = [slab.counts for slab in slabs]
@@ -360,49 +365,48 @@ def index_volume(
         spacing_mm=volume.spacing_mm,
         slices=np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64),
         affine=volume.affine,
-        low_hu=low_hu,
-        high_hu=high_hu,
+        low_hu=options.low_hu,
+        high_hu=options.high_hu,
         labels=voxel_labels,
         label_index=label_index,
     )
 
 
 def bring_to(
-    resolution: Resolution, volume: Volume, labels: Volume | None, low_hu: float
+    options: IndexOptions, volume: Volume, labels: Volume | None
 ) -> tuple[Volume, Volume | None]:
-    """Resample a volume and its labels to a resolution; voxels added around it are not occupied.
+    """Resample a volume and its labels to the resolution of the options; voxels added around it are not occupied.
 
     Raises:
         DataError: The labels have another shape.
     """
     if labels is not None:
         check_same_shape(labels, volume)
-        labels = resolution.apply(labels, fill=0, nearest=True)
+        labels = options.resolution.apply(labels, fill=0, nearest=True)
     # Added voxels are air, or lower if even air would be occupied.
-    return resolution.apply(volume, fill=math.floor(min(AIR_HU, low_hu))), labels
+    fill_hu = math.floor(min(AIR_HU, options.low_hu))
+    return options.resolution.apply(volume, fill=fill_hu), labels
 
 
 def scan_slabs(
     volume: Volume,
-    low_hu: float,
-    high_hu: float | None,
+    options: IndexOptions,
     *,
-    labels: Volume | None = None,
-    collector: LabelCollector[Any] | None = None,
+    labels: Volume | None,
+    collector: LabelCollector[Any] | None,
 ) -> Iterator[Slab]:
     """Find the occupied voxels slab by slab, from the first slice on.
 
     Args:
-        volume: See ``index_volume``.
-        low_hu: See ``index_volume``.
-        high_hu: See ``index_volume``.
-        labels: See ``index_volume``.
+        volume: Volume at the resolution of the options.
+        options: Options that determine which voxels are occupied.
+        labels: Labels of the volume; None without.
         collector: Collects the labeled voxels, even those that are not occupied.
 
     Raises:
         DataError: See ``index_volume``.
     """
-    finder = OccupiedFinder(volume.dtype, low_hu, high_hu)
+    finder = OccupiedFinder(volume.dtype, options.low_hu, options.high_hu)
     plane = volume.shape[1] * volume.shape[2]
     positions_dtype = index_dtype(volume.shape)
     for begin, end in volume.slabs():
@@ -428,17 +432,6 @@ def is_whole(values: Array) -> bool:
     limits = np.iinfo(np.int16)
     fits_int16 = (values >= limits.min) & (values <= limits.max) & (values == np.rint(values))
     return bool(fits_int16.all())
-
-
-def _check_range(low_hu: float, high_hu: float | None) -> None:
-    is_right = math.isfinite(low_hu)
-    if high_hu is not None:
-        is_right = is_right and math.isfinite(high_hu) and high_hu > low_hu
-    if not is_right:
-        raise ConfigError(
-            f"foreground from {low_hu} to {high_hu} HU: give numbers, the second above the first "
-            "or null"
-        )
 
 
 def _keep(part: Array) -> Array:

@@ -217,7 +217,7 @@ def write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> N
     """
     with explain_errors(target.parent, 0), temp_folder(target.parent) as temp, ExitStack() as stack:
         dense, dense_labels = stack.enter_context(open_with_labels(source, options))
-        volume, labels = bring_to(options.resolution, dense, dense_labels, options.low_hu)
+        volume, labels = bring_to(options, dense, dense_labels)
         # The spools are beside it and are not published.
         (temp / "volume").mkdir()
         writer = ArrayWriter(temp / "volume")
@@ -284,7 +284,7 @@ def _write_arrays(
     """
     values, voxel_labels, classes = spools
     collector = None if labels is None else LabelCollector(volume.shape, classes.append)
-    slabs = scan_slabs(volume, options.low_hu, options.high_hu, labels=labels, collector=collector)
+    slabs = scan_slabs(volume, options, labels=labels, collector=collector)
     positions_dtype, slab_dtype = index_dtype(volume.shape), value_dtype(volume)
     is_int16 = True
     counts: list[Array] = []

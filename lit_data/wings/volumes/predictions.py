@@ -162,7 +162,8 @@ def draw_reconstructions(
         return False
     pairs = []
     for row, reconstruction in enumerate(reconstructions):
-        pairs.append((read_shown(batch, row), show_found(batch, row, reconstruction)))
+        true = read_shown(batch, row)
+        pairs.append((true, show_found(true, reconstruction)))
     draw_pairs(pairs, path, title)
     return True
 
@@ -211,11 +212,11 @@ def read_shown(batch: Batch, row: int) -> VolumeShown:
     return VolumeShown(name, shape, spacing, coords, values)
 
 
-def show_found(batch: Batch, row: int, reconstruction: Reconstruction) -> VolumeShown:
-    """Return the reconstruction of a volume of a batch, for drawing."""
+def show_found(true: VolumeShown, reconstruction: Reconstruction) -> VolumeShown:
+    """Return the reconstruction of a volume, for drawing."""
     coords = reconstruction["coords"].cpu().numpy()
     values = reconstruction["values"].float().cpu().numpy()
-    return read_shown(batch, row)._replace(coords=coords, values=values)
+    return true._replace(coords=coords, values=values)
 
 
 def read_reconstructions(outputs: Any) -> list[Reconstruction] | None:  # noqa: ANN401 - what a user's step returns
@@ -312,7 +313,7 @@ class VolumeWriter(InputVolumesWriter):
             is_sure = reconstruction["scores"] >= self._threshold
             sure_voxels = {name: part[is_sure] for name, part in reconstruction.items()}
             true = read_shown(host_batch, row)
-            reconstructed = show_found(host_batch, row, sure_voxels)
+            reconstructed = show_found(true, sure_voxels)
             answers.append((true, reconstructed, int(host_batch["occupied_total"][row])))
         return answers
 

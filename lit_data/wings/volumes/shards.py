@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -130,7 +130,7 @@ def publish_volumes(
     writer, part = shards.writer, shards.options.part
     if part is not None:
         sources = [sources[number] for number in part.take(len(sources))]
-    publisher = _VolumePublisher(shards, names, options=options, notes_bad=on_bad == "skip")
+    publisher = _VolumePublisher(shards, names, options, notes_bad=on_bad == "skip")
     volumes: list[Described] = []
     bad: list[tuple[str, str]] = []
     missing: list[str] = []
@@ -168,6 +168,7 @@ def publish_volumes(
     return counts | writer.finish(index.shards, index.write, {})
 
 
+@dataclass(frozen=True, slots=True)
 class _VolumePublisher:
     """Writes volumes and their notes; see `publish_volumes`.
 
@@ -178,19 +179,10 @@ class _VolumePublisher:
         notes_bad: True to write notes of bad volumes, so that the last part can skip them.
     """
 
-    def __init__(
-        self,
-        shards: WrittenSet,
-        names: Mapping[str, str],
-        *,
-        options: IndexOptions,
-        notes_bad: bool,
-    ) -> None:
-        self._writer = shards.writer
-        self._holding = shards.holding
-        self._names = names
-        self._options = options
-        self._notes_bad = notes_bad
+    shards: WrittenSet
+    names: Mapping[str, str]
+    options: IndexOptions
+    notes_bad: bool
 
     def write(
         self, sources: Sequence[VolumeSource], processes: int
@@ -213,13 +205,13 @@ class _VolumePublisher:
         yield from track(ordered_map(read, sources, READERS), "reading notes", len(sources))
 
     def _make_key(self, source: VolumeSource) -> str:
-        table = list_below([ImageSource(source.all_files)], self._names)
-        return make_key(table, source.name, self._options)
+        table = list_below([ImageSource(source.all_files)], self.names)
+        return make_key(table, source.name, self.options)
 
     def _find_note(self, key: str) -> Described | DataError | None:
         """Return the note of a bad volume, or of a volume whose shard exists."""
-        note = self._writer.find_note(f"{key}.json", Described.read)
-        if isinstance(note, Described) and not self._writer.has(note.shard):
+        note = self.shards.writer.find_note(f"{key}.json", Described.read)
+        if isinstance(note, Described) and not self.shards.writer.has(note.shard):
             return None
         return note
 
@@ -233,22 +225,22 @@ class _VolumePublisher:
         def build(temp: Path) -> Path:
             folder = temp / f"{key}{SUFFIX}"
             # Under its name relative to the root, which is the same on every machine.
-            write(replace(source, path=self._names[source.files[0]]), folder, self._options)
+            write(replace(source, path=self.names[source.files[0]]), folder, self.options)
             return folder
 
         def describe(shard: Shard, tar: Path) -> Described:
             return Described.of(StoredVolume(tar), shard)
 
-        with self._holding(source.all_files):
-            result = self._writer.bring(key, build, describe)
+        with self.shards.holding(source.all_files):
+            result = self.shards.writer.bring(key, build, describe)
         if isinstance(result, Described):
-            self._writer.send_note(f"{key}.json", json.dumps(result._asdict()).encode())
+            self.shards.writer.send_note(f"{key}.json", json.dumps(result._asdict()).encode())
             return result
         fault = str(result)
         for path in source.all_files:
-            fault = fault.replace(path, self._names[path])
-        if self._notes_bad:
-            self._writer.send_note(f"{key}.json", json.dumps({"fault": fault}).encode())
+            fault = fault.replace(path, self.names[path])
+        if self.notes_bad:
+            self.shards.writer.send_note(f"{key}.json", json.dumps({"fault": fault}).encode())
         return DataError(fault)
 
 

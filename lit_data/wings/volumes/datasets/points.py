@@ -205,6 +205,7 @@ class PointRows:
         return show_path(self.bank.name(int(self.volumes[number])))
 
 
+@dataclass(eq=False)
 class WindowRows:
     """Writes dense windows of volumes: those of a grid, or, for training, ones at random places.
 
@@ -222,33 +223,22 @@ class WindowRows:
         dense: Dense copies of the volumes, from which windows are cut faster.
     """
 
-    def __init__(
-        self,
-        bank: VolumeBank,
-        volumes: Ints,
-        *,
-        window: Window,
-        spec: WindowSpec,
-        draws: bool,
-        has_labels: bool,
-        sdf: bool,
-        most_mm: float | None,
-        seed: int,
-        dense: DenseVolumes | None = None,
-    ) -> None:
-        self.bank = bank
-        self.volumes = volumes
-        self.window = window
-        self.spec = spec
-        self.draws = draws
-        self.has_labels = has_labels
-        self.sdf = sdf
-        self.most_mm = most_mm
-        self.seed = seed
-        self.dense = dense
-        self.grid = WindowGrid(bank.shapes, spec.sides, spec.steps)
+    bank: VolumeBank
+    volumes: Ints
+    window: Window
+    spec: WindowSpec
+    draws: bool
+    has_labels: bool
+    sdf: bool
+    most_mm: float | None
+    seed: int
+    dense: DenseVolumes | None = None
+
+    def __post_init__(self) -> None:
+        """List the windows of the grid."""
+        self.grid = WindowGrid(self.bank.shapes, self.spec.sides, self.spec.steps)
         self.left_out = 0
-        self._numbers = np.zeros(0, np.int64) if draws else self._list_windows()
+        self._numbers = np.zeros(0, np.int64) if self.draws else self._list_windows()
 
     def __len__(self) -> int:
         if self.draws:

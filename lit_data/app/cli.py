@@ -1,7 +1,6 @@
 """``lit-data COMMAND [overrides]``: words in, exit code out."""
 
 import argparse
-import errno
 import os
 import signal
 import stat
@@ -23,12 +22,10 @@ from lit_data.app.configuration.help import (
     install_completion,
 )
 from lit_data.app.configuration.suggest import did_you_mean, nearest
-from lit_data.app.machine import find_unfit_torchvision
+from lit_data.app.machine import find_full_disk, find_unfit_torchvision
 from lit_data.core.errors import (
     ConfigError,
     LitDataError,
-    StoreSpaceError,
-    causes_of,
     escape,
     find_headline,
     settle_lines,
@@ -262,7 +259,7 @@ def _choose_exit_code(error: BaseException) -> int:
     # Lightning turns Ctrl-C into SystemExit(1).
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
         return 128 + signal.SIGINT
-    of_machine = find_unfit_torchvision(error) or _find_full_disk(error)
+    of_machine = find_unfit_torchvision(error) or find_full_disk(error)
     if of_machine is not None:
         _report(of_machine)
         return of_machine.exit_code
@@ -272,24 +269,6 @@ def _choose_exit_code(error: BaseException) -> int:
     if isinstance(error.code, int):
         return error.code
     return 0 if error.code is None else 1
-
-
-def _find_full_disk(error: BaseException | None) -> LitDataError | None:
-    """Find an error of a full disk or quota behind another one.
-
-    Whoever wrote then, Hydra, a logger or a library: it is no fault of the program.
-    """
-    for cause in causes_of(error, contexts="all"):
-        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = f" ({cause.filename})" if cause.filename else ""
-            full = StoreSpaceError(
-                f"{cause.strerror}{where}: free some space, or move the runs with "
-                "paths.runs=FOLDER and the decoded images with paths.cache=FOLDER; if /dev/shm "
-                "is full, as in a container, enlarge it"
-            )
-            full.__cause__ = cause
-            return full
-    return None
 
 
 def _report(error: LitDataError) -> None:

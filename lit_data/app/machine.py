@@ -3,13 +3,14 @@
 Torch and Lightning are imported by what needs them: the command line reads this file for `--help`.
 """
 
+import errno
 import platform
 import traceback
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_data.core.errors import ConfigError, LitDataError, causes_of
+from lit_data.core.errors import ConfigError, LitDataError, StoreSpaceError, causes_of
 from lit_inspect.counts import counted
 
 if TYPE_CHECKING:
@@ -87,6 +88,24 @@ def find_version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def find_full_disk(error: BaseException) -> LitDataError | None:
+    """Find an error of a full disk or quota behind another one.
+
+    Whoever wrote then, Hydra, a logger or a library: it is no fault of the program.
+    """
+    for cause in causes_of(error, contexts="all"):
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = f" ({cause.filename})" if cause.filename else ""
+            full = StoreSpaceError(
+                f"{cause.strerror}{where}: free some space, or move the runs with "
+                "paths.runs=FOLDER and the decoded images with paths.cache=FOLDER; if /dev/shm "
+                "is full, as in a container, enlarge it"
+            )
+            full.__cause__ = cause
+            return full
+    return None
 
 
 def find_unfit_torchvision(error: BaseException) -> ConfigError | None:

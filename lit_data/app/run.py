@@ -33,6 +33,7 @@ from lit_data.app.launcher import (
     is_stop,
     place_run,
 )
+from lit_data.app.machine import find_full_disk
 from lit_data.app.run_folder import AUTO
 from lit_data.app.sweeps.options import SweepOptions
 from lit_data.app.sweeps.process import reporting_to_sweep
@@ -222,11 +223,18 @@ def _run_alone(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]
         if is_stop(stop) and is_first_rank() and SWEEP_JOB not in os.environ:
             print(f"lit_data: {_describe_next(cfg, flags)}", file=sys.stderr)
         raise
-    except LitDataError as error:
-        if isinstance(error, ConfigError) and is_first_rank():
+    except Exception as error:
+        full = find_full_disk(error)
+        if full is not None and is_first_rank() and SWEEP_JOB not in os.environ:
+            print(f"lit_data: {_describe_next(cfg, flags)}", file=sys.stderr)
+        failure = error if isinstance(error, LitDataError) else full
+        if failure is None:
+            raise
+        if isinstance(failure, ConfigError) and is_first_rank():
             folder = Path(HydraConfig.get().runtime.output_dir)
             _remove_unused(folder, Path(cfg.paths.runs).absolute())
-        raise SystemExit(error.exit_code) from error  # the one exception that Hydra leaves alone
+        # The one exception that Hydra leaves alone.
+        raise SystemExit(failure.exit_code) from failure
 
 
 def _describe_next(cfg: DictConfig, flags: Sequence[str]) -> str:

@@ -658,7 +658,9 @@ def test_a_full_disk_is_one_line(
     assert main(["show", "+experiment=stripe"]) == 4
     err = capsys.readouterr().err
     assert f"lit_data: {os.strerror(number)} (metrics.csv): free some space" in err
+    assert "start again with\nlit-data show +experiment=stripe\n" in err
     assert "Traceback" not in err
+    assert "Error executing job" not in err
 
 
 @pytest.mark.parametrize(

@@ -155,15 +155,27 @@ def sort_by_format(
     for extension in _EXTENSIONS:
         paths = sorted(unread.get(extension, ()))
         names = [name for name in paths if name not in used_names]
-        format_of: dict[str, str] = {}
+        groups: dict[str, list[str]] = {}
         for name in names:
             key = name if len(names) <= _MOST_READ else name.rpartition("/")[0]
-            if key not in format_of:
-                is_read = len(format_of) < _MOST_READ
-                first = next(iter(format_of.values()), "")
-                format_of[key] = find_format(folder / name, folder) if is_read else first
-            by_format.setdefault(format_of[key], []).append(name)
+            groups.setdefault(key, []).append(name)
+        first = ""
+        for number, group in enumerate(groups.values()):
+            label_format = first
+            if number < _MOST_READ:
+                # An image without objects has an empty file, which tells nothing.
+                sample = next((name for name in group if _has_content(folder / name)), group[0])
+                label_format = find_format(folder / sample, folder)
+            first = first or label_format
+            by_format.setdefault(label_format, []).extend(group)
     return by_format
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
 
 
 def find_format(path: Path, folder: Path) -> str:

@@ -62,7 +62,7 @@ def test_one_of_many_files_of_a_folder_is_read(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         text = TEXTS["YOLO boxes"] if name.startswith("a") else TEXTS["KITTI"]
-        (tmp_path / name).write_text(text if name.endswith("00.txt") else "")
+        (tmp_path / name).write_text(text if name.endswith("01.txt") else "")  # 00 shows no object
     assert sort_by_format(tmp_path, {".txt": names}) == {
         "YOLO boxes": names[:20],
         "KITTI": names[20:],

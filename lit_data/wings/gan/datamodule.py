@@ -379,7 +379,7 @@ class GANDataModule(BaseDataModule[GANDataset]):
         return self.source.split(table.objects)
 
     def _check(self) -> None:
-        check_choice("labels", self.labels, ("none", "folders", "views", "objects"))
+        check_choice("labels", self.labels, get_args(Labels))
         for stage, augment in self.augment.items():
             if augment.crop_px not in (None, self.image_px):
                 raise ConfigError(

@@ -62,7 +62,7 @@ class ViewLayout:
     elevation_deg: tuple[float, float] = (0.0, 60.0)
 
     def __post_init__(self) -> None:
-        check_choice("views", self.views, ("none", "folders", "sheet"))
+        check_choice("views", self.views, get_args(Views))
         if self.tiles is not None and (
             self.views != "sheet" or not isinstance(self.tiles, int) or self.tiles < 1
         ):

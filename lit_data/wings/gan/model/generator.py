@@ -118,7 +118,7 @@ class GeneratorModule(LightningModule):
             raise ConfigError(
                 "pictures depend on the pose, but no datamodule gives any: give poses, [count, 2]"
             )
-        conditions = self._draw_conditions(count, seed, labels, poses, self.poses)
+        conditions = self._draw_conditions(count, seed, labels, poses)
         return self._render(self._draw_latents(count, seed), conditions, batch_size)
 
     def sweep_views(
@@ -145,7 +145,7 @@ class GeneratorModule(LightningModule):
             [count, V, C, H, W] float32 in 0..1 on the CPU.
         """
         views = len(poses)
-        objects = self._draw_conditions(count, seed, labels, None, None)
+        objects = self._draw_conditions(count, seed, labels, torch.zeros(count, 2))
         # Each object with all its views in turn.
         labels = objects.labels.repeat_interleave(views)
         conditions = Conditions(labels, poses.cpu().float().repeat(count, 1))
@@ -172,19 +172,17 @@ class GeneratorModule(LightningModule):
         seed: int,
         labels: Sequence[int] | Tensor | None,
         poses: Tensor | None,
-        known_poses: Tensor | None,
     ) -> Conditions:
         """Return labels and poses of samples as given, or random ones with equal probability.
 
         Raises:
             ConfigError: The number of labels or poses is not `count`, or a label is out of range.
         """
-        counts = (self.num_labels, 0 if known_poses is None else len(known_poses))
+        known_poses = torch.zeros(1, 2) if self.poses is None else self.poses.cpu()
+        counts = self.num_labels, len(known_poses)
         drawn_labels, pose_numbers = draw_choices(torch.arange(count), counts, seed=seed)
-        if poses is None and known_poses is not None:
-            poses = known_poses.cpu()[pose_numbers]
         if poses is None:
-            poses = torch.zeros(count, 2)
+            poses = known_poses[pose_numbers]
         labels = drawn_labels if labels is None else torch.as_tensor(labels, dtype=torch.int64)
         if labels.shape != (count,) or poses.shape != (count, 2):
             raise ConfigError(

@@ -21,7 +21,7 @@ from typing_extensions import override
 from lit_data.core.addresses import WEB, Address, RemoteOptions
 from lit_data.core.errors import ConfigError, DataError, first_line, list_problems
 from lit_data.core.hosts import check_resolved
-from lit_data.images.scope import SUMS_NAME, Scope, parse_list
+from lit_data.images.scope import SUMS_NAME, Scope, check_names, parse_list
 from lit_data.wings.remote.faults import insist, too_large
 from lit_inspect.counts import counted
 
@@ -33,7 +33,6 @@ MAX_LIST_BYTES = 256 * 2**20
 
 S3 = ("s3", "s3a")
 _S3_OPTIONS = ("endpoint_url", "region", "anon")
-_PACKAGES = {"s3": "s3fs", "s3a": "s3fs"}
 # Names of checksums, versions and times of a file in file systems of fsspec.
 _TAGS = ("ETag", "etag", "md5Hash", "md5", "content_md5", "checksum", "generation")
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
@@ -119,6 +118,17 @@ class Connection(ABC):
     @abstractmethod
     def full_path(self, name: str) -> str:
         """Return the path of a file in the file system."""
+
+    async def list_dataset(self, scope: Scope) -> list[RemoteFile]:
+        """Return the files of a scope, without lists of files, which are not part of a dataset.
+
+        Raises:
+            DataError: The folder cannot be listed, or names of files are bad.
+        """
+        lists = (SUMS_NAME, self.options.file_list)
+        files = [file for file in await self.list_files(scope) if file.name not in lists]
+        check_names((file.name for file in files), self.address)
+        return files
 
     async def is_sum(self, file: RemoteFile) -> bool:
         """Return True if the stated MD5 sum is really that of the file's content."""
@@ -405,8 +415,7 @@ def _find_class(address: Address) -> Any:  # noqa: ANN401 - fsspec has no types
             f"{known}"
         ) from None
     except ImportError as error:
-        package = _PACKAGES.get(scheme)
-        hint = f"pip install {package}" if package else first_line(error)
+        hint = "pip install s3fs" if scheme in S3 else first_line(error)
         raise ConfigError(
             f"{address.key}={scheme}://... needs a package that is not installed: {hint}"
         ) from None

@@ -23,7 +23,7 @@ from lit_data.core.errors import ConfigError, DataError, StoreError, StoreSpaceE
 from lit_data.core.files import describe_unwritable, short_digest
 from lit_data.core.progress import ProgressBar
 from lit_data.core.temp import build_lock, sweep, temp_folder
-from lit_data.images.scope import SUMS_NAME, Scope, check_names, find_fault
+from lit_data.images.scope import Scope, find_fault
 from lit_data.wings.remote.connection import Connection, RemoteFile
 from lit_data.wings.remote.faults import UnreachableError
 from lit_data.wings.remote.fetching import Fetcher, Manifest
@@ -157,13 +157,7 @@ class Mirror:
             )
 
     async def _bring_up_to_date(self, temp: Path, connection: Connection) -> None:
-        files: dict[str, RemoteFile] = {}
-        lists = (SUMS_NAME, self.options.file_list)  # not part of the dataset
-        listed = await connection.list_files(self.scope)
-        check_names((file.name for file in listed if file.name not in lists), self.address)
-        for file in listed:
-            if file.name not in lists:
-                files[file.name] = file
+        files = {file.name: file for file in await connection.list_dataset(self.scope)}
         manifest = Manifest(self.shelf, self._identity)
         inner_folders = _list_folders(self.folder, [*files, *manifest.entries])
         _check_real(folder for folder in inner_folders if folder.is_symlink())

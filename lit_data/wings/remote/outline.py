@@ -24,7 +24,7 @@ from lit_data.core.errors import MachineError
 from lit_data.core.opening import opening_with
 from lit_data.core.progress import ProgressBar
 from lit_data.core.temp import temp_folder
-from lit_data.images.scope import SUMS_NAME, Scope, check_names
+from lit_data.images.scope import Scope
 from lit_data.wings.remote.connection import Connection, RemoteFile
 from lit_data.wings.remote.faults import UnreachableError
 from lit_data.wings.remote.fetching import Fetcher, Manifest, choose_mtime_ns
@@ -87,10 +87,7 @@ class Outline:
             DataError: The server cannot be reached, or the folder does not exist.
         """
         with temp_folder(scratch) as temp, ServerTransport(address, options) as server:
-            listed = server.call(lambda connection: connection.list_files(scope))
-            lists = (SUMS_NAME, options.file_list)  # not part of the dataset
-            files = [file for file in listed if file.name not in lists]
-            check_names((file.name for file in files), address)
+            files = server.call(lambda connection: connection.list_dataset(scope))
             early = [file for file in files if not _is_late(file.name, late_suffixes)]
             early_bytes = _count_bytes(early)
             is_small = options.max_bytes is None or early_bytes <= options.max_bytes

@@ -209,7 +209,8 @@ def read_shards(folder: ArrayFolder) -> tuple[Shard, ...]:
         shards.append(Shard(key.tobytes().hex(), sha256.tobytes().hex(), nbytes))
     if "packed_sums" not in folder.arrays:
         return tuple(shards)
-    return tuple(map(_add_packed, shards, _read_packed(folder, len(shards))))
+    packed = _read_packed(folder, len(shards))
+    return tuple(shard._replace(packed=file) for shard, file in zip(shards, packed, strict=True))
 
 
 def _read_packed(folder: ArrayFolder, count: int) -> list[Packed]:
@@ -219,10 +220,6 @@ def _read_packed(folder: ArrayFolder, count: int) -> list[Packed]:
         raise corrupt(folder.path / META_NAME, f"{len(sizes)} packed files of {count} shards")
     sums_of_files = [sha256.tobytes().hex() for sha256 in sums.reshape(-1, _SUM_BYTES)]
     return list(map(Packed, sums_of_files, sizes.tolist()))
-
-
-def _add_packed(shard: Shard, packed: Packed) -> Shard:
-    return shard._replace(packed=packed)
 
 
 def locate_below(root: Path, name: str) -> str:

@@ -274,9 +274,10 @@ def _find_newest(run: Path, names: Sequence[str]) -> Path | None:
 
 def _check_any(checkpoint: Path | None, names: Sequence[str], folder: str | Path) -> Path:
     if checkpoint is None:
-        raise DataError(
-            f"no {' or '.join(names)} below {folder}: run fit first, or give ckpt=<path>"
-        )
+        # A run that ended before its first validation has no best one.
+        others = [] if is_remote(str(folder)) else sorted(Path(folder).glob("checkpoints/*.ckpt"))
+        cure = f"give ckpt={others[-1]}" if others else "run fit first, or give ckpt=<path>"
+        raise DataError(f"no {' or '.join(names)} below {folder}: {cure}")
     return checkpoint
 
 

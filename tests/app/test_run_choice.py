@@ -106,6 +106,13 @@ def test_a_run_that_came_to_nothing_is_not_taken(flawed: dict[str, Any], runs: R
     assert path.parents[1].name == "newer"
 
 
+def test_of_a_run_without_validation_the_other_checkpoint_is_named(runs: Runs) -> None:
+    runs.add("short")
+    (runs.folder / "short" / BEST).unlink()
+    with pytest.raises(DataError, match=rf"no best\.ckpt below .*short: give ckpt=.*/{LAST}$"):
+        runs.choose(run=str(runs.folder / "short"))
+
+
 def test_of_a_sweep_its_winner_is_taken(runs: Runs) -> None:
     runs.folder.joinpath("sweep").mkdir(parents=True)
     (runs.folder / "sweep/sweep.json").write_text('{"best_job": 1}')

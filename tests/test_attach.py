@@ -90,6 +90,11 @@ MODULES = """
     class Wrong(Net):
         def predict_step(self, batch, batch_idx):
             raise KeyError("a key that is not ours")
+
+    class Flat(nn.Sequential):
+        def __init__(self, width=4, **options):
+            assert not options, "values that the file of our net has"
+            super().__init__(nn.Conv2d(3, width, 1), nn.Conv2d(width, 1, 1))
 """
 
 
@@ -154,6 +159,16 @@ def test_a_target_is_enough(here: Path) -> None:
     log = (summary["folder"] / "fit.log").read_text()
     assert "has no argument net, optimizer, schedule, loss" in log
     assert "logs no val/average_precision in validation (it logs train/loss, val/loss)" in log
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(("key", "name"), [("model", "Scored"), ("model.net", "Flat")])
+def test_what_was_typed_for_a_class_is_known_of_its_checkpoint(key: str, name: str) -> None:
+    target = [f"{key}._target_=my_project.models.{name}", "--package", "my_project"]
+    assert main(["fit", *target, f"{key}.width=7", *TOY]) == 0
+    assert main(["validate", *target, *TOY_DATA]) == 0
+    if key == "model":
+        assert main(["fit", *target, "resume=latest", *TOY, "trainer.max_epochs=2"]) == 0
 
 
 @pytest.mark.usefixtures("project")

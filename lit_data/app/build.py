@@ -133,8 +133,9 @@ def _assemble(
     # Its options are refused before labels are read.
     trainer = build_trainer(cfg, **trainer_arguments)
     name_classes(cfg, datamodule)
-    node = leave_out_unknown(cfg.model, "model")
-    recipe = read_recipe(node)
+    with open_dict(cfg):
+        cfg.model = leave_out_unknown(cfg.model, "model")  # which checkpoints describe then
+    recipe = read_recipe(cfg.model)
     build_fresh = partial(_build_given, recipe, cfg.seed)
     if trained and start is not None:
         model = _build_described(recipe, cfg.seed, start)

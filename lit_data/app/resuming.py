@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from lit_data.app.configuration.model_choice import WITHOUT_WEIGHTS
 from lit_data.app.configuration.names import to_plain
+from lit_data.app.configuration.targets import OF_CHECKPOINT, leave_out_unknown
 from lit_data.app.configuration.words import find_choice, find_typed, show_override
 from lit_data.app.record import read_record
 from lit_data.app.run_folder import SPLIT_TABLE, SPLITTING
@@ -72,6 +73,10 @@ def take_resumed(cfg: DictConfig, start: Path) -> None:
     if cfg.model.get("_target_") != trained.get("_target_"):
         return
     _check_overruled(cfg.model, trained, typed, start)
+    if not str(trained.get("_target_")).startswith(_OURS):
+        with open_dict(cfg):
+            cfg.model = leave_out_unknown(cfg.model, "model")
+        cfg.model._set_flag(OF_CHECKPOINT, True)
     for name in _list_restored(cfg.model, trained):
         _take_option(cfg.model, name, trained[name], typed, start)
 

@@ -14,6 +14,7 @@ from torch import nn
 from lit_data.app import ON_RUNS
 from lit_data.app.checkpoints import Look, absolute_root, look_at
 from lit_data.app.configuration.names import find_targets, resolve_target, to_plain
+from lit_data.app.configuration.targets import OF_CHECKPOINT
 from lit_data.app.configuration.words import find_typed, show_override
 from lit_data.app.run_folder import SPLIT_TABLE, SPLITTING
 from lit_data.core.errors import ConfigError, escape
@@ -192,6 +193,7 @@ def take_model(
         if key.startswith("model."):
             value = OmegaConf.select(cfg, key)
             OmegaConf.update(model, key.removeprefix("model."), value, force_add=True)
+    model._set_flag(OF_CHECKPOINT, True)
     with open_dict(cfg):
         cfg.model = model
 

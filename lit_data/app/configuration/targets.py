@@ -25,6 +25,8 @@ from lit_data.core.errors import ConfigError, LitDataError, first_line
 
 log = logging.getLogger(__name__)
 
+OF_CHECKPOINT = "of_checkpoint"
+"""Flag of a node that comes from a checkpoint, so all that it says is for its class."""
 _SPECIAL_KEYS = ("_target_", "_args_", "_partial_", "_convert_", "_recursive_")
 _CHECKED = ("torch", "torchmetrics", "kornia", "lightning", "albumentations", "torchvision")
 """Packages whose constructors refuse wrong options with errors of many kinds."""
@@ -157,15 +159,16 @@ def instantiate(node: Node | None, *args: object, **kwargs: object) -> Any:  # n
 def leave_out_unknown(node: DictConfig, key: str) -> DictConfig:
     """Return the node without what files say for another class.
 
-    So ``model._target_=mine.Net`` is enough. Where the target was typed and its class is none of
-    lit_data and derives from none, all keys that were not typed are left out, and logged; of a
-    class of lit_data those that it has no argument for. `synthesis` and `augment`, which every
+    So ``model._target_=mine.Net`` is enough, and so is ``model.net._target_=mine.Net``. Where the
+    target was typed and its class is none of lit_data and derives from none, all keys that were not
+    typed are left out, and logged; of a class of lit_data, of a partial object and of a node of a
+    checkpoint those that it has no argument for. `synthesis` and `augment`, which every
     configuration brings along, are left out of data that take none. A typed key stays, so one that
     is wrong is an error still.
 
     Args:
         node: The node with a ``_target_``.
-        key: Its name.
+        key: Its full name.
     """
     typed = find_typed()
     target = resolve_target(node._target_, key)
@@ -174,23 +177,39 @@ def leave_out_unknown(node: DictConfig, key: str) -> DictConfig:
     doubtful: set[str] = set()
     if f"{key}._target_" in typed:
         doubtful = {*names} - {*_SPECIAL_KEYS}
-        arguments = arguments if _is_ours(target) else set()
+        if node._get_flag(OF_CHECKPOINT):
+            arguments |= doubtful if _takes_any(target) else set()
+        elif not (_is_ours(target) or node.get("_partial_")):
+            arguments = set()
     elif key == "data":
         doubtful = {*_BROUGHT_ALONG} - typed
-    typed_here = {name.split(".")[1] for name in typed if name.startswith(f"{key}.")}
+    typed_names = [name.removeprefix(f"{key}.") for name in typed if name.startswith(f"{key}.")]
+    typed_here = {name.partition(".")[0] for name in typed_names}
     doubtful -= typed_here | arguments
     left_out = [name for name in names if name in doubtful]
     if left_out:
         log.info("%s: %s has no argument %s: ignored", key, node._target_, ", ".join(left_out))
     remaining = OmegaConf.masked_copy(node, [name for name in names if name not in doubtful])
     remaining._set_parent(node._get_parent())  # interpolations look there
-    remaining._set_key(key)  # errors name it
+    remaining._set_key(node._key())  # errors name it
+    remaining._set_flag(OF_CHECKPOINT, node._get_flag(OF_CHECKPOINT))
+    for name in map(str, remaining):
+        part = remaining._get_node(name)
+        if isinstance(part, DictConfig) and f"{key}.{name}._target_" in typed:
+            remaining[name] = leave_out_unknown(part, f"{key}.{name}")
     return remaining
 
 
 def _is_ours(target: Callable[..., object]) -> bool:
     parents = target.__mro__ if isinstance(target, type) else (target,)
     return any(parent.__module__.startswith("lit_data.") for parent in parents)
+
+
+def _takes_any(target: Callable[..., object]) -> bool:
+    try:
+        return read_arguments(target).takes_any
+    except ValueError:  # written in C
+        return True
 
 
 def _list_arguments(target: Callable[..., object]) -> set[str]:

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,7 +87,11 @@ def test_files_are_measured_beside_the_difference_of_images(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # other loaders, and torch.compile, warn
-def test_a_machine_without_a_gpu_answers_what_needs_none(tmp_path: Path) -> None:
+def test_a_machine_without_a_gpu_answers_what_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Kernels of C++ would take a minute.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     words = [*GPU_TOY, "suite.device=cpu", f"hydra.run.dir={tmp_path}"]
     assert measure(["gpu", *words]) == 0
     rows = read_table(tmp_path)

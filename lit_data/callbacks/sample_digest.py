@@ -36,7 +36,7 @@ class _ComingBatch(NamedTuple):
         batch: Batch of tensors on the host, which may not be filled yet.
         arrived: Event recorded after the copies.
         samples: Number of samples in the batch.
-        cut: The ``slice_batch`` of the module or its datamodule.
+        cut: The ``slice_batch`` of a module or datamodule that counts its samples itself.
     """
 
     batch: Any
@@ -76,16 +76,17 @@ class SampleDigest(Callback):
     ) -> None:
         if self.max_samples is not None and self.samples >= self.max_samples:
             return
-        count, cut = self._count(trainer, batch), find_method(trainer, "slice_batch")
+        count = self._count(trainer, batch)
+        counts_itself = find_method(trainer, "count_samples") is not None
+        cut = find_method(trainer, "slice_batch") if counts_itself else None
         device = _find_cuda(batch)
         if device is not None and trainer.world_size == 1 and _is_plain(batch):
             self.samples += count
             self._coming.append(_send(batch, device, count, cut))
             self.read(leave=_MOST_COMING)
             return
-        digest = sum(
-            hash_samples(batch, count, cut)
-        )  # on several ranks at once, as the sum needs all
+        # On several ranks at once, as the sum needs all.
+        digest = sum(hash_samples(batch, count, cut))
         if trainer.world_size > 1:
             count, digest = _add_ranks(trainer, count, digest % _MODULUS)
         self.samples += count

@@ -1,5 +1,6 @@
 """Mosaics and windows of volumes as people make them, for the suite ``loaders``."""
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,7 +44,7 @@ class PlainMosaics(Dataset[Batch]):
 
     @override
     def __getitem__(self, index: int) -> Batch:
-        rng = np.random.default_rng()
+        rng = np.random.default_rng(random.getrandbits(64))
         height, width = self.size_px
         canvas = np.full((2 * height, 2 * width, 3), _FILL, np.uint8)
         middle_y, middle_x = (int(rng.uniform(0.5, 1.5) * side) for side in self.size_px)
@@ -129,7 +130,7 @@ class PlainWindows(Dataset[Batch]):
     def __getitem__(self, index: int) -> Batch:
         volume = np.load(self.paths[index // self.per_volume], allow_pickle=False)
         voxels = np.argwhere(volume > self.low_hu)
-        start = voxels[np.random.default_rng().integers(len(voxels))] - np.array(self.size) // 2
+        start = voxels[random.randrange(len(voxels))] - np.array(self.size) // 2
         start = start.clip(0, np.array(volume.shape) - self.size)
         window = volume[tuple(map(slice, start, start + self.size))]
         return {

@@ -1,5 +1,6 @@
 """Stripe patches as people make them: files, pixels and spots for each patch, one after the other."""
 
+import random
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
@@ -111,7 +112,7 @@ class PlainStripes(Dataset[Batch]):
 
     def _draw(self, image: Floats, spec: DefectSpec, top: int, left: int) -> Floats:
         """Draw random spots into a patch of an image; return the mask of the true ones, [1, H, W]."""
-        rng = np.random.default_rng()
+        rng = np.random.default_rng(random.getrandbits(64))
         size_px = image.shape[1:]
         mask = np.zeros((1, *size_px), np.float32)
         count = int(rng.integers(*spec.count, endpoint=True)) * (rng.random() < spec.probability)

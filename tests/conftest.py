@@ -5,6 +5,7 @@ import importlib.metadata
 import inspect
 import logging
 import os
+import random
 import re
 import signal
 import sys
@@ -129,6 +130,16 @@ def shared_data() -> Path:
             f"no sample data at {folder}; set LIT_DATA_SAMPLES to the folder that holds MANIFEST.csv"
         )
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _draw_the_same_each_time() -> None:
+    """What a test draws hangs neither on the tests before it nor on chance."""
+    import torch
+
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 Torch and Lightning are imported by what needs them: the command line reads this file for `--help`.
 """
 
-import errno
 import platform
 import traceback
 from importlib import metadata
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_data.core.errors import ConfigError, LitDataError, StoreSpaceError, causes_of
+from lit_data.core.files import NO_SPACE
 from lit_inspect.counts import counted
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def find_full_disk(error: BaseException) -> LitDataError | None:
     Whoever wrote then, Hydra, a logger or a library: it is no fault of the program.
     """
     for cause in causes_of(error, contexts="all"):
-        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(cause, OSError) and cause.errno in NO_SPACE:
             where = f" ({cause.filename})" if cause.filename else ""
             full = StoreSpaceError(
                 f"{cause.strerror}{where}: free some space, or move the runs with "

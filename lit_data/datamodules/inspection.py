@@ -25,7 +25,6 @@ from lit_data.datasets.balanced_splits import (
     check_folds,
     describe_splits,
     find_groups,
-    group_equal,
     warn_of_contradictions,
 )
 from lit_data.datasets.good_names import GOOD, describe_doubt, names_defect
@@ -107,7 +106,6 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
     _masks: PartialMasks | None
     _is_positive: Bools | None = None  # [images] True if a mask shows a defect, once counted
     _unknown: Ints = np.zeros(0, np.int64)  # images that may or may not show a defect
-    _equal: Ints  # [images] as in `group_equal`, if there are splits
     _kinds: Sequence[str] = ()
     _doubt: str = ""
     batch_keys: Sequence[str] = _BATCH_KEYS
@@ -411,8 +409,8 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         if self.source.splits == UNDIVIDED:
             return leave_undivided(len(self.bank))
         warn_of_names(self._kinds)
-        self._equal = group_equal(self.bank)
-        warn_of_contradictions(self._equal, splitter.names, self.list_truths())
+        if truths := self.list_truths():
+            warn_of_contradictions(self.bank, splitter.names, truths)
         if self.protocol == "mvtec":
             splitter.check_protocol(self.source.image_set.layout)
         splits = None if self.folds is None else splitter.split_folds(self.folds, self.fold)
@@ -443,7 +441,6 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         return find_groups(
             self.bank,
             names,
-            equal=self._equal,
             pattern=self.groups,
             with_near_duplicates=self.near_duplicates == "together",
             folder=self.source.kept_folder,

@@ -376,7 +376,6 @@ def find_groups(
     bank: ImageBank,
     names: Sequence[str],
     *,
-    equal: Ints,
     pattern: str | None,
     with_near_duplicates: bool,
     folder: Path | None,
@@ -386,12 +385,11 @@ def find_groups(
     Args:
         bank: The images.
         names: Paths of the images below the root.
-        equal: [n] numbers of the groups of `group_equal`.
         pattern: See `group_by_name`.
         with_near_duplicates: True groups near-duplicates, see `group_similar`.
         folder: Folder that keeps the result for the next run; `None` keeps nothing.
     """
-    groups = [equal]
+    groups = [_group_equal(bank)]
     if pattern is not None:
         groups.append(group_by_name(names, pattern))
     if with_near_duplicates:
@@ -438,24 +436,17 @@ def split_stratified(
     return parts
 
 
-def group_equal(bank: ImageBank) -> Ints:
-    """Return [n] group numbers of byte-identical images; without a store, each image is its own group."""
-    if not isinstance(bank, StoredImages):
-        return np.arange(len(bank))
-    return np.unique(bank.source_states, axis=0, return_inverse=True)[1].reshape(-1)
-
-
-def warn_of_contradictions(equal: Ints, names: Sequence[str], truths: Sequence[str]) -> None:
+def warn_of_contradictions(bank: ImageBank, names: Sequence[str], truths: Sequence[str]) -> None:
     """Warn of byte-identical images of which different things are said.
 
     Args:
-        equal: [n] numbers of the groups of `group_equal`.
+        bank: The images.
         names: Names of the images.
-        truths: Class of each image, empty where it is unknown; empty if all are.
+        truths: Class of each image, empty where it is unknown.
     """
     first_of: dict[int, int] = {}
     pairs = []
-    for number, (group, truth) in enumerate(zip(equal.tolist(), truths, strict=False)):
+    for number, (group, truth) in enumerate(zip(_group_equal(bank).tolist(), truths, strict=True)):
         if not truth:
             continue
         first = first_of.setdefault(group, number)
@@ -467,6 +458,13 @@ def warn_of_contradictions(equal: Ints, names: Sequence[str], truths: Sequence[s
             counted(len(pairs), "image is identical to", "images are identical to"),
             list_some(pairs),
         )
+
+
+def _group_equal(bank: ImageBank) -> Ints:
+    """Return [n] group numbers of byte-identical images; without a store, each image is its own group."""
+    if not isinstance(bank, StoredImages):
+        return np.arange(len(bank))
+    return np.unique(bank.source_states, axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def join_groups(*labels: Ints) -> Ints:

@@ -33,7 +33,7 @@ from lit_data.core.value_range import ValueRange, find_unit_range, to_unit
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat, names_parts
 from lit_data.datamodules.visuals import Visuals
-from lit_data.datasets.balanced_splits import find_groups, group_equal
+from lit_data.datasets.balanced_splits import find_groups
 from lit_data.datasets.split_names import SPLITS
 from lit_data.images.bank import ImageBank, describe_bank
 from lit_data.loading import LoaderOptions, MicroBatchLoader
@@ -421,7 +421,6 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             groups = find_groups(
                 self.bank,
                 [self.source.name(path) for path in self.files.images],
-                equal=group_equal(self.bank),
                 pattern=self.groups,
                 with_near_duplicates=self.near_duplicates == "together",
                 folder=self.source.kept_folder,

@@ -26,6 +26,7 @@ FEATURES = ("gray level", "contrast", "sharpness")
 BLOCK = 200
 """Least number of images to compare at a time, so that earlier images do not hide drift that begins late."""
 _TERMS = 20
+_DECIMALS = 6
 _LEVEL = 0.01  # probability of a false alarm over all blocks and features
 LOOKED_AT_PX = 1024
 """Side of the center of an image from which its features are computed."""
@@ -90,7 +91,8 @@ def describe_pixels(pixels: NDArray[Any]) -> Floats:
         pixels: [C, H, W]; integers are divided by the range of their dtype.
 
     Returns:
-        [3] median, interquartile range, and mean difference between adjacent pixels.
+        [3] median, interquartile range, and mean difference between adjacent pixels, rounded to the
+            decimals of files: integers have few medians, so the test compares equal values.
     """
     values = pixels.astype(np.float32)
     if pixels.dtype.kind in "ui":
@@ -98,7 +100,7 @@ def describe_pixels(pixels: NDArray[Any]) -> Floats:
     low, median, high = np.nanpercentile(values, (25, 50, 75))
     steps = np.abs(np.diff(values, axis=-1))
     sharpness = float(np.nanmean(steps)) if steps.size else 0.0
-    return np.array([median, high - low, sharpness], np.float64)
+    return np.array([median, high - low, sharpness], np.float64).round(_DECIMALS)
 
 
 def p_value_of_same(first: Floats, second: Floats) -> float:

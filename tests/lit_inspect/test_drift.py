@@ -52,6 +52,14 @@ def test_images_like_those_of_the_calibration_keep_the_guarantee() -> None:
     assert find_drift(pool[0, :300], np.sort(pool[1, : BLOCK + 7], 0)) is None
 
 
+def test_images_of_few_gray_levels_are_equal_to_themselves_in_a_file() -> None:
+    random = np.random.default_rng(2)
+    images = random.integers(0, [[[11]], [[13]]], (40, 2, 9, 9)).reshape(80, 1, 9, 9)
+    rows = np.array([describe_pixels(image.astype(np.uint8)) for image in images])
+    written = np.array([[float(f"{feature:.6f}") for feature in row] for row in rows])
+    assert find_drift(written, rows) is None
+
+
 def test_p_values_are_those_of_tables() -> None:
     # The critical distance at 5 % is 1.358 over the root of n m / (n + m).
     first = np.arange(1000.0)

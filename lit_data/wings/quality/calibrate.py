@@ -320,7 +320,7 @@ def calibrate(
         unit="image" if images.lots is None else "lot",
         checkpoint_sha256=find_sha256(prediction.checkpoint),
         conditions=prediction.conditions,
-        features=describe_images(bank, numbers[::step].tolist()).round(6).tolist(),
+        features=describe_images(bank, numbers[::step].tolist()).tolist(),
         defects="synthetic" if images.is_drawn else "real",
     )
     verdicts = np.array([calibration.judge(score) for score in scores.tolist()])

@@ -162,13 +162,20 @@ def test_a_target_is_enough(here: Path) -> None:
 
 
 @pytest.mark.usefixtures("project")
-@pytest.mark.parametrize(("key", "name"), [("model", "Scored"), ("model.net", "Flat")])
-def test_what_was_typed_for_a_class_is_known_of_its_checkpoint(key: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "name", "whole"), [("model", "Scored", False), ("model.net", "Flat", True)]
+)
+def test_what_was_typed_for_a_class_is_known_of_its_checkpoint(
+    key: str, name: str, whole: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = [f"{key}._target_=my_project.models.{name}", "--package", "my_project"]
-    assert main(["fit", *target, f"{key}.width=7", *TOY]) == 0
+    first = [f"{key}={{_target_: my_project.models.{name}, width: 7}}"] if whole else target
+    assert main(["fit", *first, *target[1:], f"{key}.width=7", *TOY]) == 0
     assert main(["validate", *target, *TOY_DATA]) == 0
-    if key == "model":
-        assert main(["fit", *target, "resume=latest", *TOY, "trainer.max_epochs=2"]) == 0
+    assert main(["fit", *target, "resume=latest", *TOY, "trainer.max_epochs=2"]) == 0
+    for command in (["fit", "resume=latest", *TOY], ["predict", "data.root=images", *TOY_DATA]):
+        assert main(command) == 2
+        assert f"name it: add {' '.join(target)}" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("project")

@@ -100,7 +100,7 @@ def build(cfg: DictConfig, trainer: Mapping[str, Any] | None = None) -> Run:
     )
     if start is not None:
         take_resumed(cfg, start)
-    run = _assemble(cfg, start, trainer or {}, trained=False)
+    run = _assemble(cfg, start, trainer or {})
     # Last, as names of classes may have come from the data.
     record = TrainedRecord(
         find_choice("experiment") or str(cfg.name), to_plain(cfg.data), to_plain(cfg.model)
@@ -123,12 +123,10 @@ def build_trained(cfg: DictConfig) -> Run:
     """
     start = find_trained(cfg)
     take_trained(cfg, start)
-    return _assemble(cfg, start, {}, trained=True)
+    return _assemble(cfg, start, {})
 
 
-def _assemble(
-    cfg: DictConfig, start: Path | None, trainer_arguments: Mapping[str, Any], *, trained: bool
-) -> Run:
+def _assemble(cfg: DictConfig, start: Path | None, trainer_arguments: Mapping[str, Any]) -> Run:
     datamodule = build_any_datamodule(cfg)
     # Its options are refused before labels are read.
     trainer = build_trainer(cfg, **trainer_arguments)
@@ -137,12 +135,10 @@ def _assemble(
         cfg.model = leave_out_unknown(cfg.model, "model")  # which checkpoints describe then
     recipe = read_recipe(cfg.model)
     build_fresh = partial(_build_given, recipe, cfg.seed)
-    if trained and start is not None:
-        model = _build_described(recipe, cfg.seed, start)
-    elif start is not None:
-        model = build_fresh()
-    else:
+    if start is None:
         model = _build_module(recipe, cfg.seed)
+    else:
+        model = _build_described(recipe, cfg.seed, start)
     return Run(
         trainer=trainer,
         model=model,

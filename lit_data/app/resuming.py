@@ -6,7 +6,7 @@ weights. Lightning restores these over whatever the configuration says.
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,19 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from typing_extensions import override
 
-from lit_data.app.configuration.model_choice import WITHOUT_WEIGHTS
 from lit_data.app.configuration.names import to_plain
 from lit_data.app.configuration.targets import OF_CHECKPOINT, leave_out_unknown
-from lit_data.app.configuration.words import find_choice, find_typed, show_override
+from lit_data.app.configuration.words import find_typed, show_override
 from lit_data.app.record import read_record
 from lit_data.app.run_folder import SPLIT_TABLE, SPLITTING
-from lit_data.app.trained import is_trained_root, list_targets, take_model
+from lit_data.app.trained import (
+    check_named,
+    is_plain,
+    is_trained_root,
+    list_unnamed,
+    put_typed,
+    take_model,
+)
 from lit_data.core.errors import ConfigError, escape, show_path
 from lit_data.core.files import flatten
 from lit_data.core.lightning_internals import load_waiting_states
@@ -35,7 +41,7 @@ log = logging.getLogger(__name__)
 _RATES = ("lr", "initial_lr")
 _OVERRULED = ("net.weights", "net.prior", "net.normalize")
 """Options of `model` that give the weights which a new training begins with."""
-_OPTIMIZERS = "torch.optim."
+_HELD = ("net", "generator", "discriminator", "normality", "schedule")
 _OURS = "lit_data."
 _COUNTS = ("last_epoch", "_step_count", "_last_lr")
 """Parts of a schedule's state that say where it stands."""
@@ -52,33 +58,37 @@ _BEGIN_ANEW = (
 
 
 def take_resumed(cfg: DictConfig, start: Path) -> None:
-    """Let a training go on with the optimizer and the schedule of its checkpoint, but for what is typed.
+    """Let a training go on with the model of its checkpoint, but for what is typed.
 
-    Where its net may be one of two, by the weights of a machine, it goes on with that too.
+    Where a model is typed, it goes on with the nets, the optimizer and the schedule alone.
 
     Args:
         cfg: The configuration of ``fit``.
         start: The checkpoint.
 
     Raises:
-        ConfigError: What is typed cannot take effect: another kind of optimizer, whose state the
-            checkpoint does not hold, or weights to begin with.
+        ConfigError: What is typed cannot take effect: another kind of net or optimizer, whose state
+            the checkpoint does not hold, or weights to begin with. Or it has a class that nobody
+            has named.
     """
     record = read_record(start)
     if record is None:
         return
     trained, typed = record["model"], find_typed()
-    if find_choice("model") in WITHOUT_WEIGHTS:
-        _take_other_net(cfg, trained, typed, start)
+    if "model" not in typed:
+        check_named(cfg.model, trained, typed, start)
     if cfg.model.get("_target_") != trained.get("_target_"):
+        if not {"model", "model._target_"} & typed:
+            take_model(cfg, trained, typed, start)
+            log.info("from the checkpoint: the model of %s", start)
         return
     _check_overruled(cfg.model, trained, typed, start)
-    if not str(trained.get("_target_")).startswith(_OURS):
-        with open_dict(cfg):
-            cfg.model = leave_out_unknown(cfg.model, "model")
-        cfg.model._set_flag(OF_CHECKPOINT, True)
-    for name in _list_restored(cfg.model, trained):
-        _take_option(cfg.model, name, trained[name], typed, start)
+    with open_dict(cfg):
+        cfg.model = leave_out_unknown(cfg.model, "model")
+    cfg.model._set_flag(OF_CHECKPOINT, True)
+    with_typed = to_plain(put_typed(cfg, trained, typed))
+    for name in _list_restored(cfg.model, trained, typed):
+        _take_option(cfg.model, name, with_typed[name], trained[name], typed, start)
 
 
 def check_splits(
@@ -120,29 +130,24 @@ def check_splits(
     )
 
 
-def _take_other_net(
-    cfg: DictConfig, trained: Mapping[str, Any], typed: set[str], start: Path
-) -> None:
-    """Go on with the net of the checkpoint, which a machine without weights of ImageNet has begun."""
-    if list_targets(to_plain(cfg.model)) != list_targets(trained):
-        take_model(cfg, trained, typed, start)
-        log.info("from the checkpoint: the model of %s", start)
+def _list_restored(model: DictConfig, trained: Mapping[str, Any], typed: set[str]) -> Iterator[str]:
+    """Yield the options that are those of the checkpoint, but for what is typed of them.
 
-
-def _list_restored(model: DictConfig, trained: Mapping[str, Any]) -> list[str]:
-    """List the options of a module whose consequences a checkpoint holds.
-
-    Which these are is known of our modules. Of others any may be a learning rate, but for parts
-    with a class of their own and what refers to other nodes.
+    These are all but references to other nodes, or where a model is typed those alone whose
+    consequences the checkpoint holds.
     """
-    if str(model.get("_target_")).startswith(_OURS):
-        return [name for name in trained if name == "schedule" or name.endswith("optimizer")]
-    plain = []
-    for name, value in trained.items():
-        is_part = name == "_target_" or isinstance(value, Mapping | list)
-        if not is_part and not (name in model and OmegaConf.is_interpolation(model, name)):
-            plain.append(name)
-    return plain
+    unnamed_parts = {key.split(".")[1] for key in list_unnamed(model, trained)}
+    for name in trained:
+        refers = name in model and OmegaConf.is_interpolation(model, name)
+        if name == "_target_" or refers or name in unnamed_parts:
+            continue
+        if _is_held(name) or "model" not in typed:
+            yield name
+
+
+def _is_held(name: str) -> bool:
+    """Return True for an option of which the checkpoint holds weights, states or counts."""
+    return name in _HELD or name.endswith("optimizer")
 
 
 def _check_overruled(
@@ -160,47 +165,51 @@ def _check_overruled(
 
 
 def _take_option(
-    model: DictConfig, name: str, trained: object, typed: set[str], start: Path
+    model: DictConfig,
+    name: str,
+    taken: Any,  # noqa: ANN401 - plain data
+    trained: object,
+    typed: set[str],
+    start: Path,
 ) -> None:
-    """Set an option of the model to that of the checkpoint, without the parts that are typed."""
+    """Set an option of the model to that of the checkpoint, with what is typed of it.
+
+    Raises:
+        ConfigError: Another class is typed in the place of one whose state the checkpoint holds, or
+            it is none that a checkpoint may name.
+    """
     key = f"model.{name}"
     here: Any = to_plain(model).get(name)
-    taken: Any = here if key in typed else trained
+    references: dict[str, Any] = {}
     if isinstance(here, Mapping) and isinstance(trained, Mapping):
-        is_same_kind = _is_same_kind(key, here, trained, typed, start)
-        taken = {**here, **trained} if is_same_kind else dict(trained)
-        for part in here:
-            if key in typed or f"{key}.{part}" in typed:
-                taken[part] = here[part]
+        kind, trained_kind = here.get("_target_"), str(trained.get("_target_"))
+        is_typed = f"{key}._target_" in typed
+        if "model" in typed and not name.endswith("optimizer"):
+            is_typed = True
+        if kind == trained.get("_target_"):
+            taken, references = {**here, **taken}, _list_references(model[name])
+        elif is_typed and not _is_held(name):
+            return
+        elif is_typed or not is_plain(trained_kind):
+            raise ConfigError(
+                f"{key}._target_={kind}, and {start} holds the state of {escape(trained_kind)}: "
+                f"{_BEGIN_ANEW.format(start=start)}"
+            )
     for option, value in flatten({key: taken}).items():
         if flatten({key: here}).get(option) != value:
             log.info("from the checkpoint: %s=%s", option, escape(str(value)))
     with open_dict(model):
-        model[name] = taken
+        model[name] = {**taken, **references} if references else taken
 
 
-def _is_same_kind(
-    key: str,
-    here: Mapping[str, Any],
-    trained: Mapping[str, Any],
-    typed: set[str],
-    start: Path,
-) -> bool:
-    """Return False where the class of an optimizer is that of the checkpoint alone.
-
-    Raises:
-        ConfigError: Another one is typed, or it is none of torch: a checkpoint may be anybody's.
-    """
-    kind = trained.get("_target_")
-    if here.get("_target_") == kind:
-        return True
-    is_typed = {key, f"{key}._target_"} & typed
-    if is_typed or not str(kind).startswith(_OPTIMIZERS):
-        raise ConfigError(
-            f"{key}._target_={here.get('_target_')}, and {start} holds the state of "
-            f"{escape(str(kind))}: {_BEGIN_ANEW.format(start=start)}"
-        )
-    return False
+def _list_references(node: DictConfig) -> dict[str, Any]:
+    """Return the parts of a node that are those of other nodes, such as names of classes."""
+    references: dict[str, Any] = {}
+    parts: Any = OmegaConf.to_container(node, resolve=False)
+    for name, value in parts.items():
+        if OmegaConf.is_interpolation(node, name):
+            references[name] = value
+    return references
 
 
 class ResumedTraining(Callback):

@@ -3,7 +3,8 @@
 import copy
 import logging
 import re
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 _MOST_SCORES = 3  # that are logged
 _NEAR_GREY = 0.15  # of the value range: sets whose mean grey levels are so near are alike
 _PLAIN_TARGETS = ("lit_data.models.", "torch.optim.", "torch.nn.")
+_ALLOWED_PACKAGES = ("lit_data", "torch", "lightning")
 _OF_WING = re.compile(r"lit_data\.wings\.\w+\.\w+")
 _OUR_KINDS = "lit_data."
 _EXCLUSIVE = ({"size_px", "scale"}, {"size_px", "patch_px"})
@@ -175,30 +177,86 @@ def take_model(
         trained: Node of the model in the record of the checkpoint.
         typed: Keys of the command line.
         checkpoint: For messages.
+
+    Raises:
+        ConfigError: It was trained with classes that neither the configuration names nor a
+            checkpoint may name.
     """
     if "model" in typed:
         return
-    # A checkpoint may be anybody's, and does not choose what is imported.
-    known = set(list_targets(to_plain(cfg.model)))
-    unknown = []
-    for name in list_targets(trained):
-        if name not in known and not _is_plain(name):
-            unknown.append(name)
-    if unknown:
-        names = escape(", ".join(unknown))
-        log.warning("%s was trained with %s: name it with model._target_=...", checkpoint, names)
+    if not check_named(cfg.model, trained, typed, checkpoint):
         return
-    model = OmegaConf.create(copy.deepcopy(dict(trained)))
-    for key in sorted(typed):
-        if key.startswith("model."):
-            value = OmegaConf.select(cfg, key)
-            OmegaConf.update(model, key.removeprefix("model."), value, force_add=True)
+    model = put_typed(cfg, trained, typed)
     model._set_flag(OF_CHECKPOINT, True)
     with open_dict(cfg):
         cfg.model = model
 
 
-def _is_plain(name: str) -> bool:
+def put_typed(cfg: DictConfig, trained: Mapping[str, Any], typed: set[str]) -> DictConfig:
+    """Return the node of a trained model with what is typed of it."""
+    model = OmegaConf.create(copy.deepcopy(dict(trained)))
+    for key in sorted(typed):
+        if key.startswith("model."):
+            value = OmegaConf.select(cfg, key)
+            OmegaConf.update(model, key.removeprefix("model."), value, force_add=True)
+    return model
+
+
+def check_named(
+    model: DictConfig, trained: Mapping[str, Any], typed: set[str], checkpoint: Path
+) -> bool:
+    """Return False, with a warning, where what is typed names other classes than a checkpoint has.
+
+    Raises:
+        ConfigError: The checkpoint has classes that neither the configuration names nor a
+            checkpoint may name.
+    """
+    unnamed = list_unnamed(model, trained)
+    if not unnamed:
+        return True
+    if not _replaces(typed, unnamed):
+        raise ConfigError(_ask_for_names(unnamed, checkpoint))
+    names = escape(", ".join(unnamed.values()))
+    log.warning("%s was trained with %s: its options are not taken", checkpoint, names)
+    return False
+
+
+def list_unnamed(model: DictConfig, trained: Mapping[str, Any]) -> dict[str, str]:
+    """Return keys and classes of a trained model that its checkpoint may not name, nor the configuration does.
+
+    A checkpoint may be anybody's, and does not choose what is imported.
+    """
+    known = set(list_targets(to_plain(model)))
+    unnamed = {}
+    for key, target in find_targets(trained, "model"):
+        name = str(target)
+        if name not in known and not is_plain(name):
+            unnamed[key] = name
+    return unnamed
+
+
+def _replaces(typed: set[str], unnamed: Iterable[str]) -> bool:
+    """Return True if what is typed names other classes in the place of all these keys."""
+    nodes = tuple(key.removesuffix("_target_") for key in typed if key.endswith("._target_"))
+    return all(key.startswith(nodes) for key in unnamed)
+
+
+def _ask_for_names(unnamed: Mapping[str, str], checkpoint: Path) -> str:
+    words = []
+    packages: dict[str, None] = {}
+    for key, name in unnamed.items():
+        words.append(shlex.quote(f"{key}={name}"))
+        packages[name.partition(".")[0]] = None
+    for package in packages:
+        if package not in _ALLOWED_PACKAGES:
+            words.append(f"--package {shlex.quote(package)}")
+    return escape(
+        f"{checkpoint} was trained with {', '.join(unnamed.values())}, which is not built unless you "
+        f"name it: add {' '.join(words)}"
+    )
+
+
+def is_plain(name: str) -> bool:
     """Return True for a class that a checkpoint may name: a net, loss or optimizer of torch or of ours."""
     if name.startswith(_PLAIN_TARGETS):
         return True

@@ -11,6 +11,8 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
+from lit_data.core.files import flatten
+
 PATHS = frozenset(
     (
         "ckpt",
@@ -127,11 +129,21 @@ def read_key(word: str) -> str:
 
 
 def find_typed() -> set[str]:
-    """Return the keys of this run's command line; none outside a run."""
+    """Return the keys of this run's command line; none outside a run.
+
+    A dict stands for the keys in it, which are set beside those that are there.
+    """
     if not HydraConfig.initialized():
         return set()
     overrides: Sequence[str] = HydraConfig.get().overrides.task
-    return set(map(read_key, overrides))
+    keys: set[str] = set()
+    for word in overrides:
+        key = read_key(word)
+        keys.add(key)
+        if f"{key}={{" in word and (node := parse_word(_make_parser(), word).value()):
+            keys.remove(key)
+            keys |= flatten({key: node}).keys()
+    return keys
 
 
 def find_choice(group: str) -> str | None:

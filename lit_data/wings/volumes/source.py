@@ -274,7 +274,7 @@ class CTSource(Source):
         # A bank skips bad volumes, which changes no split, because splits are made of all sources.
         names = [source.name for source in sources]
         splits = self.split(names)
-        self._add_unlabelled(sources)
+        self._add_lacks(sources)
         numbers = _find_good(sources, bank)
         # Numbers in the bank.
         too_few = self._find_too_few(bank)
@@ -286,10 +286,20 @@ class CTSource(Source):
         good_sources = [sources[number] for number in numbers]
         return CTVolumes(bank, good_sources, split_rows, too_few=len(too_few))
 
-    def _add_unlabelled(self, sources: Sequence[VolumeSource]) -> None:
-        """Report volumes without labels as unused, if classes of labels are given."""
+    def _add_lacks(self, sources: Sequence[VolumeSource]) -> None:
+        """Report volumes without labels or without a spacing, if classes or a spacing are given."""
+        if self.shards is not None:
+            return
+        if (self.class_count or self.resolution.spacing_mm) and self.root is not None:
+            spaceless = [source.name for source in sources if not source.has_spacing]
+            cure = "they count as 1 mm; NIfTI, DICOM and .npz with spacing_mm=[z, y, x] state it"
+            self.leftovers.add(
+                "[volume does|volumes do] not state the spacing of [its|their] voxels",
+                spaceless,
+                cure,
+            )
         unlabelled = [source.name for source in sources if source.labels is None]
-        if self.class_count and self.shards is None:
+        if self.class_count:
             cure = (
                 "put them next to NAME as NAME_labels, NAME_seg or NAME_mask, or in a folder "
                 "labelsTr next to imagesTr"
@@ -336,7 +346,7 @@ class CTSource(Source):
         self.refresh()
         bad_names = Problems()
         sources = find_volumes(self.folder, bad_names, self.leftovers)
-        self._add_unlabelled(sources)
+        self._add_lacks(sources)
         problems, points = Problems(), 0
         counts = ordered_map(self._count, sources, self.workers)
         for source, count in zip(sources, track(counts, "checking", len(sources)), strict=True):

@@ -84,6 +84,15 @@ def open_npz(path: str, nan_fill: float | None) -> FileVolume:
         raise
 
 
+def has_spacing(path: str) -> bool:
+    """Return True if an ``.npz`` archive states a spacing; also if it is damaged, which is reported elsewhere."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return f"{SPACING_NAME}.npy" in archive.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return True
+
+
 def read_directory(archive: zipfile.ZipFile) -> dict[str, NpyHeader]:
     """Read the headers of all arrays of an archive, and compare them with its directory.
 

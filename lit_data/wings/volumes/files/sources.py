@@ -23,7 +23,7 @@ from lit_data.wings.volumes.files.dicom import (
     open_segmentation,
 )
 from lit_data.wings.volumes.files.labels import pair_labels, say_labels
-from lit_data.wings.volumes.files.single_files import open_nifti, open_npy, open_npz
+from lit_data.wings.volumes.files.single_files import has_spacing, open_nifti, open_npy, open_npz
 from lit_data.wings.volumes.files.volume import Volume
 from lit_inspect.counts import counted
 
@@ -62,6 +62,11 @@ class VolumeSource:
     def all_files(self) -> tuple[str, ...]:
         """Files of the volume and of its labels."""
         return self.files if self.labels is None else (*self.files, self.labels)
+
+    @property
+    def has_spacing(self) -> bool:
+        """False if its file does not state the spacing of its voxels, which then count as 1 mm."""
+        return self.kind not in ("npy", "npz") or (self.kind == "npz" and has_spacing(self.path))
 
 
 def find_volumes(

@@ -22,7 +22,7 @@ from lit_data.annotations.labels import (
     describe_turn,
     is_share_box,
 )
-from lit_data.annotations.voc import NameIndex
+from lit_data.annotations.name_index import NameIndex
 from lit_data.core.errors import DataError, Problems, escape, list_some, show_path
 from lit_data.core.opening import naming, open_source, read_whole
 from lit_data.core.types import Bools, Doubles, PathText

@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Any
 from lit_data.annotations.coco import CocoFile, Id, find_coco, is_id, is_ignored, parse_coco, quote
 from lit_data.annotations.marked import Annotated, Effect
 from lit_data.annotations.marks import (
+    CVAT_ELLIPSE,
+    CVAT_MASK,
+    CVAT_SIDES,
     Draw,
-    box_corners,
     counts,
-    cut_runs,
-    ellipse_corners,
+    cvat_shape,
     labelme_shape,
     outline,
     runs,
-    turn,
 )
+from lit_data.annotations.name_index import NameIndex, describe_clash
 from lit_data.annotations.tables import (
     BOTH_COLUMNS,
     CLASS_COLUMNS,
@@ -37,7 +38,7 @@ from lit_data.annotations.tables import (
     read_table,
     refuse_repeated,
 )
-from lit_data.annotations.voc import NameIndex, read_xml
+from lit_data.annotations.voc import read_xml
 from lit_data.annotations.yolo import find_class_file, name_numbers, read_class_names
 from lit_data.core.errors import DataError, Problems, escape, show_path
 from lit_data.core.files import check_kind
@@ -45,7 +46,7 @@ from lit_data.core.names import is_mask_folder
 from lit_data.core.opening import describe_missing, open_source, read_whole
 from lit_data.datasets.layouts import Layout
 from lit_data.datasets.split_names import find_split, split_of, split_of_annotations
-from lit_data.images.discovery import check_inside, list_shown
+from lit_data.images.discovery import check_inside, compile_exclusion, list_shown
 from lit_inspect.counts import counted
 
 if TYPE_CHECKING:
@@ -56,9 +57,6 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 2**30
 _HEAD_BYTES = 2**16
 ANNOTATION_SUFFIXES = (".json", ".csv", ".xml", ".txt", ".yaml", ".yml", ".names")
-_CVAT_SIDES = ("xtl", "ytl", "xbr", "ybr")
-_CVAT_ELLIPSE = ("cx", "cy", "rx", "ry")
-_CVAT_MASK = ("left", "top", "width", "height")
 _CVAT_OTHERS = ("tag", "image")  # of the whole image, and an image inside of this one
 _CVAT_ATTRIBUTES = {
     "id",
@@ -70,9 +68,9 @@ _CVAT_ATTRIBUTES = {
     "points",
     "rotation",
     "rle",
-    *_CVAT_SIDES,
-    *_CVAT_ELLIPSE,
-    *_CVAT_MASK,
+    *CVAT_SIDES,
+    *CVAT_ELLIPSE,
+    *CVAT_MASK,
 }
 _LABELME_EFFECTS: Mapping[str, Effect] = {"__ignore__": "ignored", "_background_": "hole"}
 _CROWD = ("iscrowd", "is_crowd")
@@ -82,7 +80,10 @@ _POLYGON = re.compile(rf"([0-9]{{1,9}})(?:\.0*)?((?:\s+{_NUMBER}\s+{_NUMBER}){{3
 
 
 def read_annotations(
-    folder: Path, images: Sequence[Path], excluded: Sequence[Path] = ()
+    folder: Path,
+    images: Sequence[Path],
+    excluded: Sequence[Path] = (),
+    exclude: Sequence[str] = (),
 ) -> Annotated | None:
     """Read the annotation files of a folder, or return None if there are none.
 
@@ -92,12 +93,13 @@ def read_annotations(
         folder: Folder of the dataset.
         images: Images of the dataset.
         excluded: Images that files may name, and that are left out.
+        exclude: Globs of annotation files to leave out.
 
     Raises:
         DataError: Files are links out of the folder; all of them are listed.
     """
     index = NameIndex(images, excluded)
-    files = _list_files(folder)
+    files = _list_files(folder, exclude)
     refused: Annotated | None = None
     # The first kind that names an image is taken; files of other kinds are ignored.
     for layout, (suffix, read) in _READERS.items():
@@ -124,7 +126,7 @@ def _read_each(
 
 def _read_file(path: Path, read: Callable[[Path, Annotated], None], annotated: Annotated) -> None:
     """Read a file that may be of another kind, and note it if it has any content."""
-    before = len(annotated.marks), len(annotated.problems)
+    before = len(annotated.problems)
     try:
         read(path, annotated)
     except DataError as error:
@@ -133,15 +135,17 @@ def _read_file(path: Path, read: Callable[[Path, Annotated], None], annotated: A
         # A file of another program with this suffix can have any content.
         reason = f"{type(error).__name__}: {escape(str(error))[:200]}"
         annotated.problems.add(path, f"cannot be read ({reason})")
-    if (len(annotated.marks), len(annotated.problems)) != before:
-        annotated.files.append(path)
+    if len(annotated.problems) > before:
+        annotated.note_file(path)
 
 
-def _list_files(folder: Path) -> list[Path]:
+def _list_files(folder: Path, exclude: Sequence[str]) -> list[Path]:
     files = []
     problems = Problems()
+    excludes = compile_exclusion(exclude).fullmatch
     for path in list_shown(folder, "*.*"):
-        if path.suffix.lower() in ANNOTATION_SUFFIXES:
+        is_excluded = excludes(path.relative_to(folder).as_posix())
+        if path.suffix.lower() in ANNOTATION_SUFFIXES and not is_excluded:
             try:
                 if _is_file(path, folder):
                     files.append(path)
@@ -239,7 +243,16 @@ def _add_coco(
             annotated.add(number, where, content.categories[category], part, effect, where)
 
 
-def _read_labelme(path: Path, annotated: Annotated) -> None:
+def _read_labelme(paths: Sequence[Path], annotated: Annotated) -> None:
+    _read_each(_read_labelme_file)(paths, annotated)
+    for path, (number, other) in annotated.clashes.items():
+        # If the other image has a file, the path was not changed when this one was copied.
+        if other not in annotated.owners and other < annotated.index.count:
+            names = map(annotated.index.name, (number, other))
+            annotated.reject(number, str(path), describe_clash(names, "imagePath"))
+
+
+def _read_labelme_file(path: Path, annotated: Annotated) -> None:
     with open_source(path) as stream:
         try:
             content = json.loads(read_whole(stream))
@@ -247,9 +260,7 @@ def _read_labelme(path: Path, annotated: Annotated) -> None:
             raise DataError(f"damaged JSON: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
         return
-    # The path may come from another machine; its extension tells images of one stem apart.
-    named = str(content.get("imagePath") or "").replace("\\", "/")
-    number = _find_labelled(path, annotated, Path(named).suffix)
+    number = _find_labelled(path, annotated, str(content.get("imagePath") or ""))
     annotated.state_size(number, str(path), content.get("imageHeight"), content.get("imageWidth"))
     for index, shape in enumerate(content["shapes"]):
         where = f"{path}, shapes[{index}]"
@@ -393,34 +404,54 @@ def _add_cvat(shape: "Element", annotated: Annotated, number: int | None, where:
             effect = "ignored"
     group = shape.get("group_id")
     instance = group if group and group != "0" else None
-    annotated.add(number, where, shape.get("label", ""), _draw_cvat(shape), effect, instance)
+    annotated.add(number, where, shape.get("label", ""), cvat_shape(shape), effect, instance)
 
 
-def _draw_cvat(shape: "Element") -> Draw:
-    degrees = float(shape.get("rotation") or 0)
-    if shape.tag == "box":
-        corners = box_corners(*_read_floats(shape, _CVAT_SIDES))
-        return outline(turn(corners, degrees), is_cut=bool(degrees))
-    if shape.tag == "ellipse":
-        corners = ellipse_corners(*_read_floats(shape, _CVAT_ELLIPSE))
-        return outline(turn(corners, degrees), is_cut=True)
-    if degrees:
-        raise DataError(f"a {shape.tag} with a rotation; only boxes and ellipses may be rotated")
-    if shape.tag == "polygon":
-        return outline(str(shape.get("points", "")).replace(";", ",").split(","))
-    if shape.tag == "mask":
-        return cut_runs(_read_floats(shape, _CVAT_MASK), shape.get("rle", ""))
-    raise DataError(f"a {shape.tag}: polygons, boxes, ellipses and masks are read")
+def _find_labelled(path: Path, annotated: Annotated, named: str = "") -> int | None:
+    """Find the image of the name of a label file, or else the one that the file names.
+
+    Return None for an excluded image, or if a problem is noted.
+
+    Args:
+        path: The file.
+        annotated: Receives the image.
+        named: Path in the file, perhaps of another machine.
+    """
+    number, other, problem = None, None, ""
+    split = _split_of(path, annotated)
+    try:
+        number = _find_by_name(path, annotated, Path(named.replace("\\", "/")).suffix)
+    except DataError as error:
+        problem = str(error)
+        if named:
+            problem += f", and none {quote(named)}, which it names"
+    try:
+        other = annotated.index.find_named(named, split, path)
+    except DataError as error:
+        problem = problem and str(error)
+    if number is None:
+        number = other
+    elif other not in (None, number):
+        annotated.clashes[path] = number, other
+    if number is None:
+        annotated.problems.add(path, problem)
+        return None
+    return annotated.claim(number, path)
 
 
-def _read_floats(shape: "Element", names: Sequence[str]) -> list[float]:
-    return [float(shape.get(name, "nan")) for name in names]
+def _find_by_name(path: Path, annotated: Annotated, suffix: str = "") -> int:
+    """Return the number of the image of the name of a label file.
 
-
-def _find_labelled(path: Path, annotated: Annotated, suffix: str = "") -> int | None:
-    """Find the image of a label file, and mark it as named."""
+    Raises:
+        DataError: There is no such image, or more than one.
+    """
+    split = _split_of(path, annotated)
+    # The extension that a file names tells images of one stem apart.
     names = [*_list_names(path, annotated, suffix), *_list_names(path, annotated)]
-    return annotated.find(names, path, split=_split_of(path, annotated))
+    for name in names[:-1]:
+        with suppress(DataError):
+            return annotated.index.find(name, split, path)
+    return annotated.index.find(names[-1], split, path)
 
 
 def _split_of(path: Path, annotated: Annotated) -> str | None:
@@ -428,10 +459,8 @@ def _split_of(path: Path, annotated: Annotated) -> str | None:
 
 
 def _has_image(path: Path, annotated: Annotated) -> bool:
-    for name in _list_names(path, annotated):
-        with suppress(DataError):
-            annotated.index.find(name, _split_of(path, annotated), path)
-            return True
+    with suppress(DataError):
+        return _find_by_name(path, annotated) >= 0
     return False
 
 
@@ -454,7 +483,7 @@ def _list_names(path: Path, annotated: Annotated, suffix: str = "") -> list[str]
 
 _READERS: Mapping[Layout, tuple[str, Callable[[Sequence[Path], Annotated], None]]] = {
     "coco": (".json", _read_coco),
-    "labelme": (".json", _read_each(_read_labelme)),
+    "labelme": (".json", _read_labelme),
     "csv": (".csv", _read_each(_read_csv)),
     "yolo": (".txt", _read_yolo),
     "cvat": (".xml", _read_each(_read_cvat)),

@@ -15,7 +15,7 @@ import numpy as np
 
 from lit_data.annotations.labels import UNSTATED, Frame, Stated
 from lit_data.annotations.marks import Draw, DrawnPixels, Mask, Patch
-from lit_data.annotations.voc import NameIndex
+from lit_data.annotations.name_index import NameIndex
 from lit_data.core.errors import DataError, Problems, show_path
 from lit_data.core.types import IGNORED, Bools, Ints, Size
 from lit_data.datasets.layouts import Layout
@@ -72,6 +72,8 @@ class Annotated:
         problems: Problems of the files.
         bad: Numbers of the images with problems.
         sizes: Source of the size of each image, and its (height, width), unchecked.
+        owners: Label file of each image, in formats with one for each.
+        clashes: Image of the name of a label file, and another one that the file names.
     """
 
     layout: Layout
@@ -82,6 +84,32 @@ class Annotated:
     problems: Problems = field(default_factory=Problems)
     bad: set[int] = field(default_factory=set)
     sizes: dict[int, tuple[str, Stated]] = field(default_factory=dict)
+    owners: dict[int, Path] = field(default_factory=dict)
+    clashes: dict[Path, tuple[int, int]] = field(default_factory=dict)
+
+    def note_file(self, path: Path) -> None:
+        """Note a file with any content; files are read one after the other."""
+        if self.files[-1:] != [path]:
+            self.files.append(path)
+
+    def claim(self, number: int, path: Path) -> int | None:
+        """Return the number of the image of a label file, and mark it as named.
+
+        Return None for an excluded image, and note a problem if another label file has the image.
+        """
+        self.note_file(path)
+        if number >= self.index.count:
+            return None
+        self.marks.setdefault(number, [])
+        first = self.owners.setdefault(number, path)
+        if first == path:
+            return number
+        self.reject(
+            number,
+            str(path),
+            f"labels the same image as {show_path(first)}: join them, or skip one with data.exclude",
+        )
+        return None
 
     def find(
         self, names: Sequence[str], path: Path, *, split: str | None = None, where: str = ""
@@ -99,6 +127,7 @@ class Annotated:
         for name in names:
             with suppress(DataError):
                 number = self.index.find(name, split, path)
+                self.note_file(path)
                 if number >= self.index.count:
                     return None
                 self.marks.setdefault(number, [])

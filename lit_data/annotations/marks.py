@@ -4,7 +4,7 @@ import base64
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from lit_data.images.read_options import ReadOptions
 from lit_data.images.readers import decode
 from lit_inspect.counts import counted
 
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
 _SLACK_PX = 1.0  # largest distance of points of outlines outside their image
 _COORDINATES = 2  # of a point
 _LARGEST_PX = 1e9  # also refuses NaN, infinity and integers that no float can represent
@@ -26,6 +29,10 @@ _CIRCLE_POINTS = 256
 _OUTLINED = ("polygon", "rectangle", "rotation", "oriented_rectangle")
 _WITHOUT_AREA = ("line", "linestrip", "point", "points")
 _CUT_READ = ReadOptions(palette="index", alpha="drop", equal_channels="brightest")
+
+CVAT_SIDES = ("xtl", "ytl", "xbr", "ybr")
+CVAT_ELLIPSE = ("cx", "cy", "rx", "ry")
+CVAT_MASK = ("left", "top", "width", "height")
 
 CROSSINGS = 2**20  # of edges and rows, at once
 MOST_COVERS = 256
@@ -161,6 +168,32 @@ def labelme_shape(shape: Mapping[str, Any]) -> Draw:
     if kind in _WITHOUT_AREA:
         raise DataError(f"a {quote(kind)} has no area: draw a polygon around it, or delete it")
     raise DataError(f"a {quote(kind)}: polygons, rectangles, circles and masks are read")
+
+
+def cvat_shape(shape: "Element") -> Draw:
+    """Return a function that marks a shape of CVAT.
+
+    Raises:
+        DataError: The shape is of a kind that marks no pixels, or that is unknown.
+    """
+    degrees = float(shape.get("rotation") or 0)
+    if shape.tag == "box":
+        corners = box_corners(*_read_floats(shape, CVAT_SIDES))
+        return outline(turn(corners, degrees), is_cut=bool(degrees))
+    if shape.tag == "ellipse":
+        corners = ellipse_corners(*_read_floats(shape, CVAT_ELLIPSE))
+        return outline(turn(corners, degrees), is_cut=True)
+    if degrees:
+        raise DataError(f"a {shape.tag} with a rotation; only boxes and ellipses may be rotated")
+    if shape.tag == "polygon":
+        return outline(str(shape.get("points", "")).replace(";", ",").split(","))
+    if shape.tag == "mask":
+        return cut_runs(_read_floats(shape, CVAT_MASK), shape.get("rle", ""))
+    raise DataError(f"a {shape.tag}: polygons, boxes, ellipses and masks are read")
+
+
+def _read_floats(shape: "Element", names: Sequence[str]) -> list[float]:
+    return [float(shape.get(name, "nan")) for name in names]
 
 
 def _list_coordinates(points: object) -> list[float]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from lit_data.annotations.voc import NameIndex
+from lit_data.annotations.name_index import NameIndex
 from lit_data.annotations.yolo import read_lines
 from lit_data.core.errors import DataError, Problems, show_path
 from lit_data.core.opening import decode_text, open_source, read_whole

@@ -60,7 +60,7 @@ from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
 
-ANNOTATION_FORMAT = 6  # increase it with every change of a drawn mask
+ANNOTATION_FORMAT = 7  # increase it with every change of a drawn mask
 _BOXES = "boxes.npy"
 _DRAWN = ("coco", "labelme", "csv", "yolo", "cvat")
 
@@ -334,7 +334,9 @@ class InspectionFiles(MaskedImageFolder):
         Raises:
             DataError: Annotations are bad and `on_bad` is `error`.
         """
-        annotated = read_annotations(self.folder, image_set.images, image_set.excluded)
+        annotated = read_annotations(
+            self.folder, image_set.images, image_set.excluded, self.exclude
+        )
         if annotated is None or not annotated.marks:
             return self._take_labels(image_set, annotated)
         self._note_used(annotated.files)

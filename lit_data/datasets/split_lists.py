@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_data.annotations.coco import find_coco, load_coco
+from lit_data.annotations.name_index import NameIndex
 from lit_data.annotations.tables import (
     IMAGE_COLUMNS,
     choose_column,
@@ -18,7 +19,6 @@ from lit_data.annotations.tables import (
     refuse_repeated,
     split_label,
 )
-from lit_data.annotations.voc import NameIndex
 from lit_data.annotations.yolo import (
     YAML_FILES,
     YAML_SUFFIXES,

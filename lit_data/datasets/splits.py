@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lit_data.annotations.voc import NameIndex
+from lit_data.annotations.name_index import NameIndex
 from lit_data.annotations.yolo import read_lines
 from lit_data.core.errors import ConfigError, DataError, list_first, show_path
 from lit_data.core.files import is_there

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -130,10 +130,11 @@ class FolderWalk:
 
     def _log_excluded(self) -> None:
         if self.excluded:
-            files = counted(len(self.excluded), "file is", "files are")
-            log.info("%s: %s skipped by data.exclude", show_path(self._root), files)
+            count = counted(len(self.excluded), "file is", "files are")
+            log.info("%s: %s skipped by data.exclude", show_path(self._root), count)
+        files = [*self.excluded, *chain.from_iterable(self.unread.values())]  # such as labels
         for pattern in self._exclude:
-            if not any(map(compile_exclusion([pattern]).fullmatch, self.excluded)):
+            if not any(map(compile_exclusion([pattern]).fullmatch, files)):
                 text = "data.exclude: '%s' matches no image below %s"
                 log.warning(text, escape(pattern), show_path(self._root))
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from lit_data.annotations.labels import Frame, LabelTable
-from lit_data.annotations.voc import NameIndex, read_voc_labels
+from lit_data.annotations.name_index import NameIndex
+from lit_data.annotations.voc import read_voc_labels
 from lit_data.core.errors import DataError
 
 IMAGES = ["/set/images/0.jpg", "/set/images/1.jpg"]
@@ -190,3 +191,11 @@ def test_many_images_of_one_name_are_told_apart_by_their_folders_in_time(count: 
     for name in ("9999/image.png", "3/image.png"):  # the end of a folder's name is not its name
         with pytest.raises(DataError, match="no image is named"):
             index.find(name)
+
+
+@pytest.mark.parametrize("named", ["1.jpg", "1", "D:\\pictures\\1.png"])
+def test_a_file_that_names_another_image_is_refused(named: str, tmp_path: Path) -> None:
+    body = item((1, 1, 9, 9))
+    assert len(read(tmp_path, f"<filename>9.jpg</filename>{body}").boxes) == 1
+    with pytest.raises(DataError, match=r"has the name of .*0.jpg, but its <filename> is .*1.jpg"):
+        read(tmp_path, f"<filename>{named}</filename>{body}")

@@ -44,6 +44,13 @@ def labelme(folder: Path, side: int | None = 96, shapes: object = None) -> None:
     (folder / "0.json").write_text(json.dumps(content))
 
 
+def write_json(path: Path, named: str) -> None:
+    """Write a file of LabelMe of any name, which names an image."""
+    path.parent.mkdir(exist_ok=True, parents=True)
+    shape = {"label": "crack", "points": np.reshape(SQUARE, (-1, 2)).tolist()}
+    path.write_text(json.dumps({"shapes": [shape], "imagePath": named}))
+
+
 def cvat(folder: Path, side: int | None = 96, shape: str = "") -> None:
     points = ";".join(f"{x},{y}" for x, y in np.reshape(SQUARE, (-1, 2)))
     shape = shape or f'<polygon label="crack" points="{points}"/>'
@@ -328,3 +335,77 @@ def test_images_of_one_stem_are_told_apart_by_type(tmp_path: Path) -> None:
     annotated = read_annotations(tmp_path, images)
     with pytest.raises(DataError, match="2 images are named"):
         annotated.problems.raise_if_any("bad")
+
+
+@pytest.mark.parametrize(
+    "named", ["0.jpg", "..\\images\\0.jpg", "C:\\data\\0.jpg", "/home/a/0.png"]
+)
+def test_a_file_with_another_name_counts_for_the_image_that_it_names(
+    named: str, tmp_path: Path
+) -> None:
+    (tmp_path / "images").mkdir()
+    save(tmp_path / "images")
+    write_json(tmp_path / "json" / "job_1.json", named)
+    assert (draw(tmp_path)[0] > 0).sum() == 1600
+
+
+@pytest.mark.parametrize(
+    ("named_by", "message"),
+    [
+        ({"0.json": "1.jpg"}, "0.json: has the name of .*0.jpg, but its imagePath is .*1.jpg"),
+        ({"a.json": "0.jpg", "b.json": "0.jpg"}, "b.json: labels the same image as .*a.json: join"),
+        (
+            {"a.json": "9.jpg"},
+            "a.json: no image is named 'a', and none '9.jpg', which it names",
+        ),
+    ],
+)
+def test_files_that_name_an_image_in_two_ways_are_refused(
+    named_by: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    for name in ("0.jpg", "1.jpg"):
+        save(tmp_path, name=name)
+    for name, named in named_by.items():
+        write_json(tmp_path / name, named)
+    with pytest.raises(DataError, match=message):
+        draw(tmp_path)
+
+
+def test_a_copied_file_counts_for_the_image_of_its_name(tmp_path: Path) -> None:
+    for name in ("0", "0_flipped"):
+        save(tmp_path, name=f"{name}.jpg")
+        write_json(tmp_path / f"{name}.json", "0.jpg")
+    assert len(draw(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    "folders", [("train/{}", "val/{}"), ("{}/train", "{}/val"), ("{}/cam1", "{}/cam2")]
+)
+def test_a_lost_image_is_not_replaced_by_one_of_another_folder(
+    folders: tuple[str, str], tmp_path: Path
+) -> None:
+    names = (("0.jpg", "1.jpg", "2.jpg"), ("1.jpg", "2.jpg", "3.jpg"))
+    for folder, parts in zip(folders, names, strict=True):
+        (tmp_path / folder.format("pictures")).mkdir(parents=True)
+        for name in parts:
+            save(tmp_path / folder.format("pictures"), name=name)
+    label = tmp_path / folders[0].format("json") / "2.json"
+    write_json(label, "2.jpg")
+    assert len(draw(tmp_path)) == 1
+    label.rename(label.with_name("3.json"))
+    write_json(label.with_name("3.json"), "3.jpg")
+    with pytest.raises(
+        DataError, match=r"no image is named '3.jpg' except for .*3.jpg, which is in"
+    ):
+        draw(tmp_path)
+
+
+def test_every_file_that_marks_an_image_is_noted(tmp_path: Path) -> None:
+    save(tmp_path)
+    for name in ("cracks.json", "pits.json"):
+        coco(tmp_path)
+        (tmp_path / "annotations.json").rename(tmp_path / name)
+    annotated = read_annotations(tmp_path, [tmp_path / "0.jpg"])
+    assert [path.name for path in annotated.files] == ["cracks.json", "pits.json"]
+    less = read_annotations(tmp_path, [tmp_path / "0.jpg"], exclude=["pits.json"])
+    assert [path.name for path in less.files] == ["cracks.json"]

@@ -19,14 +19,10 @@ from lit_data.annotations.coco import (
     split_by_file,
 )
 from lit_data.annotations.formats import add_label_files, add_unlabelled, sort_by_format
+from lit_data.annotations.label_files import list_label_files, match_label_files
 from lit_data.annotations.labels import Faults, Frame, LabelTable
-from lit_data.annotations.voc import (
-    Difficult,
-    NameIndex,
-    list_label_files,
-    match_label_files,
-    read_voc_labels,
-)
+from lit_data.annotations.name_index import NameIndex
+from lit_data.annotations.voc import Difficult, read_voc_labels
 from lit_data.annotations.yolo import (
     CLASS_FILES,
     YAML_FILES,

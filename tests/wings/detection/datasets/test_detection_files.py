@@ -397,3 +397,19 @@ def test_files_in_the_place_of_coco_are_named_by_their_format(tmp_path: Path) ->
     write(tmp_path, annotations__train='{"info": {}, "categories": {}, "items": []}')
     with pytest.raises(DataError, match=r"train\.json: a file of Datumaro, not of COCO; convert"):
         find_detection_files(tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["", "Annotations/", "other/"])
+def test_voc_files_with_another_name_count_for_the_image_that_they_name(
+    folder: str, tmp_path: Path
+) -> None:
+    put(tmp_path, "images/a.png" if folder else "a.png")
+    box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
+    path = tmp_path / f"{folder}JOB_1.XML"
+    path.parent.mkdir(exist_ok=True)
+    text = "<annotation><filename>a.png</filename><object><name>cat</name>{}</object></annotation>"
+    path.write_text(text.format(box))
+    assert len(find_detection_files(tmp_path).labels.boxes) == 1
+    path.write_text(text.format(box).replace("a.png", "b.png"))
+    with pytest.raises(DataError, match=r"no image is named .*, and none 'b.png', which it names"):
+        find_detection_files(tmp_path, label_format="voc")

@@ -21,6 +21,7 @@ from lit_data.app.launcher import RESUMED
 from lit_data.app.remote_runs import fetch_checkpoint, fetch_newest
 from lit_data.app.run_choice import choose_best, choose_newest, choose_unfinished
 from lit_data.app.run_folder import AUTO, list_checkpoints
+from lit_data.callbacks.amp import AMP
 from lit_data.callbacks.wrapping import wrap
 from lit_data.core.addresses import is_remote
 from lit_data.core.errors import ConfigError, DataError, LitDataError, StoreError
@@ -341,6 +342,20 @@ def load_weights(model: LightningModule, path: Path) -> None:
         ) from error
 
 
+def take_precision(trainer: Trainer, path: Path) -> None:
+    """Let a model be scored in the precision that its training fell back to.
+
+    Raises:
+        StoreError: The checkpoint is damaged.
+    """
+    states = read_checkpoint(path, mapped=True, verify=False).get("callbacks", {})
+    _check_state("all callbacks", states, {}, path)
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by its callback connector
+        if isinstance(callback, AMP) and (state := states.get(callback.state_key)) is not None:
+            _check_state(callback.state_key, state, callback.state_dict(), path)
+            callback.take_fallback(state)
+
+
 @contextmanager
 def restoring(start: Path | None, trainer: Trainer, model: LightningModule) -> Iterator[None]:
     """Check the state of a training before it is taken over, and name its file in errors of that.
@@ -395,11 +410,14 @@ def _warn_of_end(trainer: Trainer, start: Path) -> None:
 
 def _check_states(content: Mapping[str, Any], trainer: Trainer, path: Path) -> None:
     for name, state, template in _pair_states(content, trainer):
-        if fault := _find_fault(state, template):
-            raise StoreError(
-                f"{path} is damaged: the state of {name} has {fault}; resume from an earlier "
-                "checkpoint"
-            )
+        _check_state(name, state, template, path)
+
+
+def _check_state(name: str, state: object, template: object, path: Path) -> None:
+    if fault := _find_fault(state, template):
+        raise StoreError(
+            f"{path} is damaged: the state of {name} has {fault}; take an earlier checkpoint"
+        )
 
 
 def _check_weights(content: Mapping[str, Any], model: LightningModule, path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from lit_data.app.build import build_trained, prepare
-from lit_data.app.checkpoints import is_exported, load_weights
+from lit_data.app.checkpoints import is_exported, load_weights, take_precision
 from lit_data.app.exported import Graph, use_exported
 from lit_data.app.launcher import is_first_rank
 from lit_data.app.result import join_scores, write_confusion
@@ -30,6 +30,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         use_exported(scoring.model, Graph(scoring.start))
     else:
         load_weights(scoring.model, scoring.start)
+        take_precision(scoring.trainer, scoring.start)
     prepare(scoring.datamodule)
     if cfg.command == "validate":
         stage, score = "val", scoring.trainer.validate

@@ -3,7 +3,7 @@
 import functools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -36,7 +36,8 @@ class AMP(UndoneCallback):
     """Mixed precision for a plain ``Trainer()``: bf16, fp16 with a loss scale, or fp32.
 
     ``auto`` is bf16 if that is fast (see `lit_data.core.devices.has_fast_bf16`), else fp16 on CUDA
-    and fp32 elsewhere; a Trainer that sets the precision itself keeps it. Only the steps of
+    and fp32 elsewhere; a Trainer that sets the precision itself keeps it. A module that trains
+    without an optimizer, such as one that fits a Gaussian, gets fp32: its statistics need it. Only the steps of
     training, validation, test and prediction run under autocast. At the end the Trainer gets its
     own plugin back.
 
@@ -157,8 +158,16 @@ class AMP(UndoneCallback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._is_on:  # a checkpoint may have changed it
-            self._log_precision(trainer)
+        if not self._is_on:
+            return
+        # Lightning's stand-in for an optimizer that a module does not have has no parameters.
+        has_optimizer = any(optimizer.param_groups for optimizer in trainer.optimizers)
+        if self.precision == "auto" and self._active.in_use != "fp32" and not has_optimizer:
+            self._fallen_to = "fp32"
+            self._active.switch("fp32")
+            name = type(pl_module).__name__
+            rank_zero_info(f"AMP: {name} has no optimizer, and what it learns otherwise needs fp32")
+        self._log_precision(trainer)  # a checkpoint may have changed it as well
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -213,6 +222,15 @@ class AMP(UndoneCallback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.take_fallback(state_dict)
+        self._history.load_state_dict(state_dict)
+
+    def take_fallback(self, state_dict: Mapping[str, Any]) -> None:
+        """Use the precision that a run fell back to, unless another one is configured now.
+
+        Args:
+            state_dict: State of the run's `AMP`.
+        """
         self._fallen_to = state_dict["fallen_to"]
         if self._fallen_to and state_dict["precision"] != self.precision:
             log.info(
@@ -222,7 +240,6 @@ class AMP(UndoneCallback):
                 state_dict["precision"],
             )
             self._fallen_to = None
-        self._history.load_state_dict(state_dict)
         if self._plugin is not None:
             self._plugin.make_safer(self._fallen_to)
 
@@ -244,6 +261,11 @@ class AMP(UndoneCallback):
             "amp/precision": self._plugin.in_use,
             "amp/skipped_steps": self._history.skipped.total(),
         }
+
+    @property
+    def has_fallen_back(self) -> bool:
+        """True if the precision is another one than at the start, because that did not serve."""
+        return self._fallen_to is not None
 
     @property
     def _is_on(self) -> bool:

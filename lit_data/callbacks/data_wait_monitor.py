@@ -94,13 +94,6 @@ class DataWaitMonitor(CopiedCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         device = pl_module.device
         self._gauge = open_gauge(device)
-        # Read here: if a run fails, AMP may have given the plugin back before the last sentence.
-        self._hardware = Hardware(
-            on_cpu=device.type == "cpu",
-            precision=str(trainer.precision),
-            has_bf16=has_fast_bf16(device.type),
-            is_chosen=any(_chooses_precision(callback) for callback in trainer.callbacks),  # type: ignore[attr-defined]
-        )
         self._clock = _make_clock(trainer, device)
         folder = choose_folder(trainer, self.path)
         draws = self.plot and trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
@@ -110,6 +103,15 @@ class DataWaitMonitor(CopiedCallback):
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Read here: AMP may have fallen back, and if a run fails, it may have given the plugin back
+        # before the last sentence.
+        device_type = pl_module.device.type
+        self._hardware = Hardware(
+            on_cpu=device_type == "cpu",
+            precision=str(trainer.precision),
+            has_bf16=has_fast_bf16(device_type),
+            is_chosen=any(_chooses_precision(callback) for callback in trainer.callbacks),  # type: ignore[attr-defined]
+        )
         self._clock.drop()
         self._detach_clock()
         # repeated in each epoch, which may have its own loaders
@@ -258,7 +260,7 @@ class DataWaitMonitor(CopiedCallback):
 
 
 def _chooses_precision(callback: Callback) -> bool:
-    return isinstance(callback, AMP) and callback.precision != "auto"
+    return isinstance(callback, AMP) and (callback.precision != "auto" or callback.has_fallen_back)
 
 
 def _make_clock(trainer: Trainer, device: torch.device) -> StepClock:

@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision as LightningMixedPrecision
 from torch.utils.data import DataLoader
 
+from lit_data.app.checkpoints import take_precision
 from lit_data.callbacks import precision as plugin
 from lit_data.callbacks.amp import AMP
 from lit_data.callbacks.precision import choose_precision
@@ -38,6 +39,19 @@ class Model(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.1, momentum=0.9, fused=self.fused)
+
+
+class Gaussian(Model):
+    """Learns without an optimizer."""
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        super().training_step(batch, batch_idx)
+
+    def test_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> None:
+        return None
 
 
 def train(model: Model, *callbacks: Callback, ckpt: Path | None = None, **options: Any) -> Trainer:
@@ -117,6 +131,23 @@ def test_a_run_that_fell_back_goes_on_so_unless_it_asks_for_more(
     train(again, second, ckpt=tmp_path / "x.ckpt", max_epochs=2)
     assert set(again.dtypes) == {{"bf16": torch.bfloat16, "fp32": torch.float32}[goes_on_in]}
     assert second.summary() == {"amp/precision": goes_on_in, "amp/skipped_steps": 3}
+
+
+@pytest.mark.filterwarnings("ignore:.*no optimizer", "ignore:.*returned `None`")
+def test_statistics_that_no_optimizer_learns_are_in_float32_in_scores_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(plugin, "has_fast_bf16", lambda device_type: True)
+    model, amp = Gaussian(), AMP()
+    train(model, amp).save_checkpoint(tmp_path / "x.ckpt")
+    assert set(model.dtypes) == {torch.float32}
+    assert amp.has_fallen_back
+
+    scores = Gaussian()
+    trainer = Trainer(**QUIET, callbacks=[AMP()])
+    take_precision(trainer, tmp_path / "x.ckpt")
+    trainer.test(scores, DataLoader(torch.randint(5, (BATCHES, 2)), batch_size=None))
+    assert set(scores.dtypes) == {torch.float32}
 
 
 @pytest.mark.parametrize(

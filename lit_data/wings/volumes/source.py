@@ -177,6 +177,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+_AIR_HU = -1000
+
+
 @dataclass(frozen=True, kw_only=True)
 class CTSource(Source):
     """Files of a CT dataset: `.npy`, `.npz`, NIfTI and DICOM volumes in a folder, or one file.
@@ -276,6 +279,7 @@ class CTSource(Source):
         splits = self.split(names)
         self._add_lacks(sources)
         numbers = _find_good(sources, bank)
+        self._add_full([sources[number].name for number in numbers], bank)
         # Numbers in the bank.
         too_few = self._find_too_few(bank)
         bank_numbers = {number: row for row, number in enumerate(numbers) if row not in too_few}
@@ -305,6 +309,18 @@ class CTSource(Source):
                 "labelsTr next to imagesTr"
             )
             self.leftovers.add("[volume has|volumes have] no labels", unlabelled, cure)
+
+    def _add_full(self, names: Sequence[str], bank: VolumeBank) -> None:
+        """Report volumes that are foreground everywhere, although air would be below it."""
+        if self.index_options.low_hu < _AIR_HU:
+            return
+        full = [
+            name
+            for name, count, shape in zip(names, bank.counts.tolist(), bank.shapes, strict=True)
+            if count == math.prod(shape)
+        ]
+        cure = f"air has {_AIR_HU} HU: are [its|their] values Hounsfield units?"
+        self.leftovers.add("[volume is|volumes are] foreground everywhere", full, cure)
 
     def _open_bank(self) -> tuple[Sequence[VolumeSource], VolumeBank]:
         if self.shards is not None:

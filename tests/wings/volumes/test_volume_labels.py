@@ -294,19 +294,20 @@ def test_volumes_without_labels_are_predicted_and_not_trained_on(
     assert cv2.imread(str(tmp_path / "a.png")) is not None
 
 
-def test_volumes_that_do_not_state_their_spacing_are_named(tmp_path: Path) -> None:
+def test_volumes_without_spacing_and_without_hounsfield_units_are_named(tmp_path: Path) -> None:
     values, labels = _volume()
     root = tmp_path / "set"
     _save(root, "states_it", values)
-    np.save(root / "array.npy", values)
+    np.save(root / "array.npy", (values.astype(np.int32) + 1024).astype(np.uint16))
     np.savez(root / "archive.npz", volume=values, spacing=[2.5, 0.8, 0.8])
     np.savez(root / "named.npz", volume=values, spacing_mm=[2.5, 0.8, 0.8])
     _save(root, "states_it_seg", labels)
     lines = _data(root, tmp_path / "cache").source.leftovers.describe()
-    assert any(
-        line.startswith("2 volumes do not state the spacing of their voxels: archive, array; ")
-        for line in lines
+    spaceless, full = (line for line in lines if "labels" not in line)
+    assert spaceless.startswith(
+        "2 volumes do not state the spacing of their voxels: archive, array;"
     )
+    assert full.startswith("1 volume is foreground everywhere: array; air has -1000 HU")
 
 
 @pytest.mark.parametrize(

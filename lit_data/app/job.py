@@ -21,7 +21,7 @@ from typing_extensions import override
 from lit_data.app import find_module
 from lit_data.app.configuration.names import allow_packages
 from lit_data.app.configuration.words import escape_references, quote
-from lit_data.app.launcher import STOPPED, is_first_rank, is_started_by_rank
+from lit_data.app.launcher import STOPPED, is_first_rank, is_started_by_rank, let_first_rank_speak
 from lit_data.app.machine import find_unfit_torchvision
 from lit_data.app.report import add_report
 from lit_data.app.result import (
@@ -218,6 +218,7 @@ def _show_argument(argument: object) -> object:
 
 @contextmanager
 def _guarding(folder: Path) -> Iterator[None]:
+    let_first_rank_speak()
     guard = _Guard(folder)
     handlers = list(logging.getLogger().handlers)
     for handler in handlers:

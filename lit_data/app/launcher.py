@@ -4,8 +4,10 @@ Lightning starts ranks with the run folder of the first on their command line. t
 start all of them with the same words, and a folder named by the time would be another one for each.
 """
 
+import logging
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -48,6 +50,17 @@ def is_first_rank() -> bool:
 def is_first_of_machine() -> bool:
     """Return True for the first process of the run on its machine."""
     return _read(_LOCAL_RANKS) == "0"
+
+
+def let_first_rank_speak() -> None:
+    """Leave what is no warning to the first rank of each machine: the others would print the same."""
+    if is_first_of_machine():
+        return
+    for handler in logging.getLogger().handlers:
+        if type(handler) is not logging.StreamHandler:
+            continue
+        if handler.stream in (sys.stdout, sys.__stdout__):
+            handler.setLevel(logging.WARNING)
 
 
 def is_started_by_rank() -> bool:

@@ -44,6 +44,7 @@ class MonitorGuard(Callback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._undo.close()
+        self._has_told |= not trainer.is_global_zero
         for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
                 self._undo.callback(wrap(logger, "log_metrics", leave_undefined_empty))

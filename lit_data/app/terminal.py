@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.model_summary.model_summary import get_human_re
 from rich.console import Console
 from typing_extensions import override
 
-from lit_data.app.launcher import is_first_of_machine
+from lit_data.app.launcher import let_first_rank_speak
 from lit_data.app.quality import describe_threshold
 from lit_data.app.reports.runs import read_run
 from lit_data.app.result import is_score, print_table, split_stage
@@ -234,13 +234,12 @@ def quieten() -> None:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
+    let_first_rank_speak()
     standard_outputs = (sys.stdout, sys.__stdout__)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_is_no_noise)
         if type(handler) is logging.StreamHandler and handler.stream in standard_outputs:
             handler.setStream(_CurrentStdout())
-            if not is_first_of_machine():  # every rank would print the same lines
-                handler.setLevel(logging.WARNING)
             handler.addFilter(_is_no_speed)
 
 

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 from torch.utils.data import DataLoader
 
 from lit_data.app import api
+from lit_data.app.cli import main
 from lit_data.app.resuming import ResumedTraining, check_splits
 from lit_data.core.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
@@ -255,6 +256,22 @@ def test_what_is_not_typed_is_as_it_was_trained(
 def test_what_cannot_take_effect_is_refused(trained: Path, word: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         api.build("stripe", *TOY, f"ckpt={trained}", f"paths.run={trained.parent}", word)
+
+
+@pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
+def test_the_first_rank_says_what_others_would_repeat(
+    trained: Path,
+    rank: str,
+    lines: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    words = [f"ckpt={trained}", f"hydra.run.dir={trained.parent}/{rank}", "model.loss=none"]
+    assert main(["fit", "experiment=stripe", *TOY, *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.out.count("from the checkpoint: model.optimizer.eps") == lines
+    assert "loss='none' is unknown" in printed.err
 
 
 def test_a_loader_goes_on_that_a_schedule_had_made_before_its_checkpoint_was_read(

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
@@ -154,6 +155,7 @@ class AdaptiveBatchSize(CopiedCallback):
                 "out-of-memory errors are raised"
             )
             return
+        self._warn_of_whole_steps(pl_module)
         replay = self._install(trainer, pl_module)
         if is_automatic:
             ranks = find_ranks(trainer, pl_module)
@@ -262,6 +264,24 @@ class AdaptiveBatchSize(CopiedCallback):
         if self._size_of_full_batches:
             summary["batch/size"] = self._size_of_full_batches
         return summary
+
+    def _warn_of_whole_steps(self, pl_module: LightningModule) -> None:
+        """Say of which options nothing comes where training steps take no part of a batch."""
+        reason = ""
+        if is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True):
+            reason = "takes its batches from dataloader_iter"
+        elif not (pl_module.automatic_optimization or isinstance(pl_module, MicroBatchModule)):
+            reason = "uses manual optimization"
+        options = {"initial_size": self.limits.initial, "max_size": self.limits.largest}
+        without_effect = [f"{name}={size}" for name, size in options.items() if size is not None]
+        if reason and (without_effect or "dataloader_iter" in reason):
+            log.warning(
+                "AdaptiveBatchSize does not repeat training steps of %s, which %s: out-of-memory "
+                "errors are raised%s",
+                type(pl_module).__name__,
+                reason,
+                "".join(f", {option} has no effect" for option in without_effect),
+            )
 
     def leaves_on_host(self, batch: Any) -> bool:  # noqa: ANN401 - any form
         """Return True if only micro-batches of the current batch reach the device."""

@@ -267,7 +267,7 @@ def test_steps_as_others_write_them(step: Callable[..., Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Found `dataloader_iter` argument")
-def test_a_step_that_fetches_its_batches_is_left_alone() -> None:
+def test_a_step_that_fetches_its_batches_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     class Fetching(Regression):
         def training_step(self, dataloader_iter: Any) -> Tensor:
             batch, number, _ = next(dataloader_iter)
@@ -278,6 +278,7 @@ def test_a_step_that_fetches_its_batches_is_left_alone() -> None:
     _, trainer = fit(Fetching(), DataLoader(data(8), 4), adaptive(2))
     assert trainer.global_step == 2
     assert "batch/size" not in trainer.callback_metrics
+    assert "dataloader_iter: out-of-memory errors are raised, initial_size=2 has" in caplog.text
     with pytest.raises(torch.OutOfMemoryError) as caught:
         fit(Fetching(), DataLoader(data(8), 2), adaptive(2))
     assert (

@@ -239,7 +239,9 @@ class Uncut(LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def test_the_error_of_any_other_module_passes_with_a_line() -> None:
+def test_the_error_of_any_other_module_passes_with_a_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     module, adaptive = Uncut(2), AdaptiveBatchSize(initial_size=2)
     with pytest.raises(torch.OutOfMemoryError) as caught:
         _fit(module, adaptive)
@@ -251,6 +253,7 @@ def test_the_error_of_any_other_module_passes_with_a_line() -> None:
     ]
     assert module.sizes() == [8, 8], "whole batches, and no step is begun again"
     assert adaptive.summary() == {"batch/ooms": 0, "batch/size": 8}
+    assert "manual optimization: out-of-memory errors are raised, initial_size=2" in caplog.text
 
 
 def test_without_an_error_the_run_is_that_without_the_callback() -> None:

@@ -17,9 +17,9 @@ from typing_extensions import override
 
 from lit_data.callbacks.events import Event, check_folder, choose_folder, log_metrics
 from lit_data.callbacks.memory.post_mortem import (
-    CURE,
     PostMortems,
     SeenBatch,
+    advise,
     is_noted,
     note_error,
     see_batch,
@@ -299,7 +299,9 @@ class MemoryMonitor(UndoneCallback):
             return None
         if self._folder is None:
             if self._ooms == 1:
-                log.warning("out of memory: path=FOLDER gives a report of what held it; %s", CURE)
+                log.warning(
+                    "out of memory: path=FOLDER gives a report of what held it; %s", advise(trainer)
+                )
             return None
         return self._post_mortems.write(
             self._folder,

@@ -16,7 +16,7 @@ from lit_data.callbacks import data_wait_monitor
 from lit_data.callbacks.data_wait_monitor import DataWaitMonitor
 from lit_data.callbacks.timing import step_clock
 from lit_data.callbacks.timing.step_clock import PARTS
-from lit_data.callbacks.timing.totals import Hardware, describe_limit
+from lit_data.callbacks.timing.totals import EndedBatch, Hardware, Tally, describe_limit
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.testing import QUIET
 from tests.callbacks.clock import Clock
@@ -227,6 +227,13 @@ def test_samples_are_those_that_the_module_counts_or_that_are_clear(
     summary = monitor.summary()
     assert {summary[key] for key in summary if key == "train/best_batch_size"} == sizes
     assert ("samples_per_s" in summary) == ("data/samples_per_s" in notes.rows[-1]) == bool(sizes)
+
+
+def test_the_rate_is_that_of_batches_that_could_be_counted() -> None:
+    sums = Tally()
+    ended = [EndedBatch(number, number % 2 * 8, 2.0, 8, False, False) for number in range(4)]
+    sums.add(ended, [(1.0,) * len(PARTS)])
+    assert sums.rate()["samples_per_s"] == 4
 
 
 def test_what_was_read_from_disks_is_held_against_the_samples(

@@ -6,12 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from lightning import Callback
 from lightning.pytorch.trainer.states import RunningStage
 from torch import nn
 
+from lit_data.callbacks import AMP, AdaptiveBatchSize, GradientCheckpointing
 from lit_data.callbacks.device_memory import MemoryReading
 from lit_data.callbacks.memory import post_mortem
-from lit_data.callbacks.memory.post_mortem import PostMortems, describe_failure, find_tensors
+from lit_data.callbacks.memory.post_mortem import (
+    PostMortems,
+    advise,
+    describe_failure,
+    find_tensors,
+)
 
 CPU = torch.device("cpu")
 READING = MemoryReading(3 * 2**30, 4 * 2**30, 5 * 2**30, 8 * 2**30)
@@ -48,6 +55,7 @@ def _trainer(
         current_epoch=3,
         state=SimpleNamespace(stage=RunningStage.TRAINING),
         train_dataloader=None,
+        callbacks=[],
     )
 
 
@@ -125,10 +133,22 @@ def test_five_are_written_and_none_is_overwritten_and_the_log_says_where(
     names = [path.name if path else None for path in written]
     assert names == ["oom-1.txt", "oom-3.txt", "oom-4.txt", "oom-5.txt", "oom-6.txt", None, None]
     assert (tmp_path / "oom-2.txt").read_text() == "of an earlier run"
-    text = f"out of memory: {written[0]} lists what held it; for less use a smaller batch, AMP or"
+    text = f"out of memory: {written[0]} lists what held it; for less use a smaller batch, AMP, "
     assert caplog.messages[0].startswith(text)
     assert PostMortems().write(tmp_path / "oom-1.txt", _trainer(), None, READING, []) is None
     assert caplog.messages[-1].startswith("no post-mortem could be written: FileExistsError: ")
+
+
+@pytest.mark.parametrize(
+    ("attached", "advice"),
+    [
+        ([], "a smaller batch, AMP, GradientCheckpointing or AdaptiveBatchSize, which splits it"),
+        ([AdaptiveBatchSize()], "a smaller batch, AMP or GradientCheckpointing"),
+        ([AdaptiveBatchSize(), GradientCheckpointing(["0"]), AMP()], "a smaller batch"),
+    ],
+)
+def test_what_is_attached_is_not_advised(attached: list[Callback], advice: str) -> None:
+    assert advise(SimpleNamespace(callbacks=attached)) == f"for less use {advice}"
 
 
 def test_a_part_that_fails_says_so_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:

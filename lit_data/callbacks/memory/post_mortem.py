@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning import Trainer
+from lightning import Callback, Trainer
 from torch import Tensor
 
 from lit_data.callbacks.device_memory import MemoryReading, read_rss_bytes
@@ -27,10 +27,12 @@ log = logging.getLogger(__name__)
 ROWS = 25
 """Number of tensors that a report lists."""
 
-CURE = (
-    "for less use a smaller batch, AMP or GradientCheckpointing, "
-    "or AdaptiveBatchSize, which splits it"
-)
+_CURES = {
+    "AMP": "AMP",
+    "GradientCheckpointing": "GradientCheckpointing",
+    "AdaptiveBatchSize": "AdaptiveBatchSize, which splits it",
+}
+"""Callbacks that need less memory, with what is said of them."""
 _MOST_REPORTS = 5
 _MOST_SHAPES = 8
 _NOTE = "MemoryMonitor: out of memory"
@@ -185,7 +187,7 @@ class PostMortems:
         except Exception as problem:
             log.warning("no post-mortem could be written: %s: %s", type(problem).__name__, problem)
             return None
-        log.warning("out of memory: %s lists what held it; %s", path, CURE)
+        log.warning("out of memory: %s lists what held it; %s", path, advise(trainer))
         if with_snapshot:
             _write_snapshot(path.with_suffix(".pickle"))
         return path
@@ -247,10 +249,20 @@ def describe_failure(
     if device.type == "cuda":  # other allocators have no summary
         parts["allocator"] = lambda: torch.cuda.memory_summary(device)
     where = f"step {trainer.global_step}, epoch {trainer.current_epoch}, {_name_stage(trainer)}"
-    paragraphs = [f"out of memory: {where}\n{CURE}"]
+    paragraphs = [f"out of memory: {where}\n{advise(trainer)}"]
     for name, describe in parts.items():
         paragraphs.append(f"## {name}\n{_try(describe)}")
     return "\n\n".join(paragraphs) + "\n"
+
+
+def advise(trainer: Trainer) -> str:
+    """Return what would need less memory and is not used yet."""
+    attached: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # its callback connector sets it
+    unused = dict(_CURES)
+    for callback in attached:
+        unused.pop(type(callback).__name__, None)
+    *cures, last_cure = ["a smaller batch", *unused.values()]
+    return f"for less use {' or '.join(filter(None, [', '.join(cures), last_cure]))}"
 
 
 def note_error(error: BaseException, text: str) -> None:

@@ -83,7 +83,7 @@ class EndedBatch(NamedTuple):
 
     Attributes:
         number: Number of the batch in the training.
-        samples: Number of samples in the batch.
+        samples: Number of samples in the batch; 0 if they could not be counted.
         seconds_s: Time of the batch; None if it was not timed.
         size: Number of samples that went through the model at once.
         failed: True if the batch ran out of memory at first.
@@ -106,7 +106,8 @@ class Tally:
         batches: Number of all batches.
         failed: Number of batches that ran out of memory at first.
         steps: Number of timed batches.
-        samples: Samples of the timed batches.
+        samples: Samples of the timed batches, of those that could be counted.
+        counted_s: Time of those.
         seconds: Time of the timed batches.
         measured: Number of batches whose parts are known.
         parts: Seconds of each of `PARTS` in the measured batches.
@@ -116,6 +117,7 @@ class Tally:
     failed: int = 0
     steps: int = 0
     samples: int = 0
+    counted_s: float = 0.0
     seconds: float = 0.0
     measured: int = 0
     parts: Seconds = (0.0,) * len(PARTS)
@@ -128,6 +130,7 @@ class Tally:
             if batch.seconds_s is not None:
                 self.steps += 1
                 self.samples += batch.samples
+                self.counted_s += batch.seconds_s if batch.samples else 0.0
                 self.seconds += batch.seconds_s
         # On a device, the parts are known only for some steps, and later than their batches.
         self.measured += len(parts)
@@ -148,7 +151,7 @@ class Tally:
             "success_rate": 1 - self.failed / self.batches,
         }
         if self.samples:
-            rates["samples_per_s"] = self.samples / self.seconds
+            rates["samples_per_s"] = self.samples / self.counted_s
         return rates
 
 
@@ -249,7 +252,8 @@ class StepTotals:
         Raises:
             ValueError: The numbers are not those of `to_plain`.
         """
-        tally = Tally(**{**plain["tally"], "parts": tuple(plain["tally"]["parts"])})
+        sums = {"counted_s": plain["tally"]["seconds"], **plain["tally"]}  # earlier: all seconds
+        tally = Tally(**{**sums, "parts": tuple(sums["parts"])})
         sizes = {}
         for size, steps, samples, seconds_s in plain["sizes"]:
             sizes[int(size)] = [steps, samples, seconds_s]

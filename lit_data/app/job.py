@@ -26,6 +26,7 @@ from lit_data.app.machine import find_unfit_torchvision
 from lit_data.app.report import add_report
 from lit_data.app.result import (
     FAILURE,
+    SUMMARY,
     PartlyDoneError,
     describe_failure,
     warning_after,
@@ -288,12 +289,15 @@ def _run_command(
 def noting_failure(cfg: DictConfig, folder: Path) -> Iterator[None]:
     """Write failure.json (status, exit code, reason in one line) and the report on a failure.
 
+    What an earlier start in this folder wrote at its end goes first.
+
     Args:
         cfg: The configuration.
         folder: Of the run.
     """
     if is_first_rank():
-        (folder / FAILURE).unlink(missing_ok=True)  # of an earlier start in this folder
+        for name in (FAILURE, SUMMARY):
+            (folder / name).unlink(missing_ok=True)
     try:
         yield
     except PartlyDoneError:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FAILURE = "failure.json"
+SUMMARY = "summary.json"
 KEYS = (
     "command",
     "experiment",
@@ -137,7 +138,7 @@ def write_summary(
     values = {**metrics, "command": command, "experiment": experiment}
     names = (*KEYS, *sorted(values.keys() - set(KEYS)))
     ordered = {name: _make_plain(values.get(name)) for name in names}
-    path = folder / "summary.json"
+    path = folder / SUMMARY
     write_json(path, ordered)
     return path
 
@@ -180,7 +181,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     Raises:
         DataError: There is none, or it is damaged.
     """
-    path = folder / "summary.json"
+    path = folder / SUMMARY
     try:
         summary = parse_json(read_text(folder, path))
     except FileNotFoundError as error:

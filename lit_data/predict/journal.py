@@ -20,6 +20,11 @@ from lit_data.predict.options import Share
 FINGERPRINT = "fingerprint.json"
 JOURNALS = re.compile(r"images(-\d+-of-\d+)?\.jsonl")
 """Names of the journals of one process and of several."""
+_RESULTS = re.compile(
+    r"(bad|images|defects|labels|detections|marks|volumes)\.(csv|parquet)"
+    r"|detections\.json|predictions\.png"
+)
+"""Names of the tables and pictures of all images, which a run writes at its end."""
 _READ_BYTES = 2**24
 
 
@@ -116,11 +121,12 @@ class Journal:
             if any(entry.files for entry in entries):
                 self.earlier.add(image)
         fingerprint = self._folder / FINGERPRINT
-        if fingerprint.is_file():  # in a folder without one no run has left parts of files
-            _remove_parts(self._folder)
         if resume and fingerprint.exists():
             _check_identity(fingerprint, identity, "start again with predict.resume=false")
-            return
+        if fingerprint.is_file():  # in a folder without one no run has left any files
+            _remove_unfinished(self._folder)
+            if resume:
+                return
         # Journals go first: they must never lie beside the fingerprint of another run.
         for path in others:
             path.unlink(missing_ok=True)
@@ -308,15 +314,16 @@ def _check_entry(entry: Entry) -> Entry:
     return entry
 
 
-def _remove_parts(folder: Path) -> None:
-    """Remove the partial files of an interrupted run.
+def _remove_unfinished(folder: Path) -> None:
+    """Remove the partial files of an interrupted run, and the tables of an earlier one.
 
-    They have names that nothing else has; no link is followed or removed.
+    Those lack or contradict what is written from now on. No link is followed or removed.
     """
     for parent, _, names in os.walk(folder):
         for name in names:
             path = Path(parent) / name
-            if PART.fullmatch(name) and stat.S_ISREG(path.lstat().st_mode):
+            is_result = path.parent == folder and _RESULTS.fullmatch(name)
+            if (is_result or PART.fullmatch(name)) and stat.S_ISREG(path.lstat().st_mode):
                 path.unlink(missing_ok=True)
 
 

@@ -222,8 +222,9 @@ def test_failing_run_leaves_its_reason_and_a_report(tmp_path: Path) -> None:
     page = Page(folder / "report.html")
     assert "This run failed out of memory: one sample of 3x9x9 does not fit" in page.text
     assert page.find("details", "open") == [""]  # its warnings
+    (folder / "summary.json").write_text("{}")
     with noting_failure(cfg, folder):
-        pass
+        assert not (folder / "summary.json").exists()  # also if it is killed now
     assert not (folder / "failure.json").exists()
 
 

@@ -72,20 +72,28 @@ def test_another_run_is_named_by_what_differs(folder: Path) -> None:
     assert not Journal(folder, other, resume=True).holds("a.png", [6, 1])
 
 
-def test_leftovers_of_a_killed_run_go(folder: Path) -> None:
+@pytest.mark.parametrize("resume", [True, False])
+def test_leftovers_of_a_killed_run_and_tables_of_an_earlier_one_go(
+    folder: Path, resume: bool
+) -> None:
     (folder / "masks").mkdir()
     left_over = folder / "masks" / ".lit_data-0123456789abcdef.part"
-    names = ("masks/.download.part", ".thesis.part", ".lit_data-mine.part")
+    names = ("masks/.download.part", ".thesis.part", ".lit_data-mine.part", "masks/images.csv")
     theirs = [folder / name for name in names]
-    for path in (left_over, *theirs):
+    tables = [folder / name for name in ("images.csv", "defects.parquet", "predictions.png")]
+    for path in (left_over, *theirs, *tables):
         path.touch()
-    Journal(folder, IDENTITY, resume=True)
-    assert not left_over.exists()
+    with pytest.raises(ConfigError):
+        Journal(folder, {**IDENTITY, "checkpoint_sha256": "cd"}, resume=True)
+    assert all(path.exists() for path in tables)
+    Journal(folder, IDENTITY, resume=resume)
+    assert not any(path.exists() for path in (left_over, *tables))
     assert all(path.exists() for path in theirs)
 
 
 def test_nothing_is_removed_where_no_run_of_ours_has_been(tmp_path: Path) -> None:
-    paths = [tmp_path / ".lit_data-0123456789abcdef.part", tmp_path / "images.part"]
+    names = (".lit_data-0123456789abcdef.part", "images.part", "labels.csv")
+    paths = [tmp_path / name for name in names]
     for path in paths:
         path.touch()
     (tmp_path / "outside").mkdir()

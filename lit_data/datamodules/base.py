@@ -4,7 +4,7 @@ import copy
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Generic, Self
@@ -101,12 +101,10 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
 
     @override
     def __str__(self) -> str:
-        """Return the number of samples of each split; Lightning's text would read all batches."""
-        counts = []
-        for split in SPLITS if self._is_open else ():
-            with suppress(Exception):  # an own datamodule may lack one
-                counts.append(f"{split} {len(self.dataset(split))}")
-        return f"{type(self).__name__}({', '.join(counts) or 'not set up'})"
+        """Return the samples of each split in use; Lightning's text would read all batches."""
+        counts = [f"{stage} {len(dataset)}" for stage, dataset in self._datasets.items()]
+        before = "" if self._is_open else "not set up"
+        return f"{type(self).__name__}({', '.join(counts) or before})"
 
     @abstractmethod
     def build_dataset(self, stage: Stage) -> Rows:

@@ -1,6 +1,5 @@
 """What Lightning's Trainer and Tuner ask of a datamodule works with ours."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,8 @@ def test_a_printed_datamodule_reads_no_batch(data: StripeDataModule) -> None:
     assert str(data) == "StripeDataModule(not set up)"
     data.prepare_data()
     data.setup("fit")
-    assert re.fullmatch(r"StripeDataModule\(train \d+, val \d+, test \d+\)", str(data))
+    numbers = [len(data.dataset(split)) for split in ("train", "val")]
+    assert str(data) == "StripeDataModule(train {}, val {})".format(*numbers)
 
 
 def test_overfitting_sees_the_same_samples_in_each_epoch(

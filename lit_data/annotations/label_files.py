@@ -122,13 +122,18 @@ def _find_labelled(index: NameIndex, path: Path, name: str, parents: Sequence[st
     """Find the image of a label file.
 
     It is in the folder of the same name below ``images``, or has that name anywhere. Among images
-    with the same name, the one in the split of the label file is chosen, or the nearest one.
+    with the same name, the one in the split of the label file is chosen, or the nearest one. Images
+    need not be in folders of splits if their labels are.
     """
     parts = name.split("/")
     # The innermost folder of labels, since folders above it may have such names too.
     named = [index for index, part in enumerate(parts[:-1]) if part in parents]
     last = named[-1] if named else len(parts) - 2
-    try:
-        return index.find("/".join([*parts[:last], "images", *parts[last + 1 :]]))
-    except DataError:
-        return index.find("/".join(parts[last + 1 :]), split_of(name), path)
+    rest = "/".join(parts[last + 1 :])
+    with suppress(DataError):
+        return index.find("/".join([*parts[:last], "images", rest]))
+    if not index.has(rest):
+        number = index.find_below(rest, split_of(name))
+        if number is not None:
+            return number
+    return index.find(rest, split_of(name), path)

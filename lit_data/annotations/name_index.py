@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import unquote
 
 from lit_data.core.errors import DataError, escape, show_path
+from lit_data.core.names import is_image_folder
 from lit_data.core.types import PathText
-from lit_data.datasets.split_names import split_of
+from lit_data.datasets.split_names import find_split, split_of
 
 _FEW = 8  # images of one name that are compared one by one
 
@@ -120,6 +121,21 @@ class NameIndex:
                 number = self.find(text, split, source)
         return number
 
+    def find_below(self, name: str, split: str | None) -> int | None:
+        """Return the number of the image with a name without its outer folders, or None if there is none.
+
+        Labeling tools write ``data/obj_train_data/a.jpg`` wherever the image is. An image in the
+        folder of another split is not meant.
+
+        Raises:
+            DataError: There is more than one.
+        """
+        for shorter in list_shorter(name):
+            if self.has(shorter):
+                number = self.find(shorter, split)
+                return number if self._split(number) in (None, split) else None
+        return None
+
     def _list_meant(self, numbers: list[int], split: str | None, source: str) -> list[int]:
         """Return the images of the split, and of a folder with the name, of a file that names them."""
         folder = posixpath.dirname(root_path(source))
@@ -190,6 +206,16 @@ class NameIndex:
 
     def _split(self, number: int) -> str | None:
         return split_of(self._paths[number][self._common :])
+
+
+def list_shorter(name: str) -> list[str]:
+    """Return a name without its outer folders, one by one, if they only say that they hold images or a split."""
+    shorter = []
+    folder, _, rest = root_path(name)[1:].partition("/")
+    while rest and (folder == "data" or find_split(folder) or is_image_folder(folder)):
+        shorter.append(rest)
+        folder, _, rest = rest.partition("/")
+    return shorter
 
 
 def describe_clash(names: Iterable[PathText], key: str) -> str:

@@ -1,6 +1,7 @@
 """Labels in YOLO text, one file per image: each line is ``class cx cy w h`` in fractions of the image."""
 
 import logging
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lit_data.annotations.labels import BoxCollector, BoxForm, Frame, LabelTable, check_classes
-from lit_data.core.errors import ConfigError, DataError, escape, list_some
+from lit_data.core.errors import ConfigError, DataError, escape, list_some, show_path
 from lit_data.core.files import is_there
 from lit_data.core.opening import decode_text, naming, open_source, read_whole, read_within
 from lit_data.core.plain import parse_yaml
@@ -33,6 +34,8 @@ YAML_FILES = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
 """Files below the root that describe a dataset."""
 
 YAML_SUFFIXES = (".yaml", ".yml")
+_NESTED_FILES = ("obj.names", "classes.txt", *YAML_FILES)
+"""Files with the names of classes in a folder of the root, if the root has none."""
 _MOST_YAML_BYTES = 2**24
 _MOST_DIGITS = 10  # of a class number
 
@@ -226,23 +229,61 @@ def _names_classes(path: Path) -> bool:
     return isinstance(content, dict) and {"names", "train"} <= content.keys()
 
 
-def find_class_file(root: Path) -> Path | None:
-    """Return the file with the class names of a dataset, if there is one."""
+def find_class_file(root: Path, *, is_nested: bool = True) -> Path | None:
+    """Return the file with the class names of a dataset, if there is one.
+
+    It is in the root, or in a folder of it if it may be nested, as in an export beside its images.
+
+    Raises:
+        DataError: Files in several folders name the classes differently.
+    """
     yaml = find_set_yaml(root)
     if yaml is not None and read_data_yaml(yaml).classes:
         return yaml
-    return next((path for path in map(root.joinpath, CLASS_FILES) if is_there(path)), None)
+    for path in map(root.joinpath, CLASS_FILES):
+        if is_there(path):
+            return path
+    paths = _list_nested(root) if is_nested else []
+    for other in paths[1:]:
+        if _read_class_file(other) != _read_class_file(paths[0]):
+            raise DataError(
+                f"{show_path(other)} and {show_path(paths[0])} name the classes differently, so "
+                "numbers in label files have several meanings: set data.root to one of the folders, "
+                "or number the classes alike"
+            )
+    return next(iter(paths), None)
 
 
-def read_class_names(root: Path) -> tuple[str, ...]:
+def _list_nested(root: Path) -> list[Path]:
+    """List the files that name classes in the folders of the root."""
+    with os.scandir(root) as entries:
+        folders = sorted(
+            entry.path for entry in entries if "." not in entry.name and entry.is_dir()
+        )
+    paths = []
+    for folder in map(Path, folders):
+        for name in _NESTED_FILES:
+            path = folder / name
+            if path.is_file() and (path.suffix not in YAML_SUFFIXES or _names_classes(path)):
+                paths.append(path)
+    return paths
+
+
+def read_class_names(root: Path, *, are_numbered: bool = True) -> tuple[str, ...]:
     """Read the class names, from the YAML file or else from the lines of a class file.
 
+    Args:
+        root: Folder of the dataset.
+        are_numbered: Labels have numbers, so files in folders of the root are needed too.
+
     Raises:
-        DataError: The file cannot be read, has no names, or repeats one.
+        DataError: The file cannot be read, has no names, or repeats one; or several files differ.
     """
-    path = find_class_file(root)
-    if path is None:
-        return ()
+    path = find_class_file(root, is_nested=are_numbered)
+    return () if path is None else _read_class_file(path)
+
+
+def _read_class_file(path: Path) -> tuple[str, ...]:
     if path.suffix in YAML_SUFFIXES:
         return read_data_yaml(path).classes
     lines = read_lines(path)

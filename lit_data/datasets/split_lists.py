@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_data.annotations.coco import find_coco, load_coco
-from lit_data.annotations.name_index import NameIndex
+from lit_data.annotations.name_index import NameIndex, list_shorter
 from lit_data.annotations.tables import (
     IMAGE_COLUMNS,
     choose_column,
@@ -71,7 +71,8 @@ def find_lists(root: Path, names: Sequence[str], folders: Sequence[str] = ()) ->
 
     The places are ``data.yaml``, ``train.txt`` and so on in the root, in
     ``ImageSets/Segmentation``, ``Main`` or ``Layout``, and one table in the root with a column of
-    images and one of splits. A folder that holds all images is searched like the root.
+    images and one of splits. A folder that holds all images, and one with the class names of an
+    export, are searched like the root.
 
     Args:
         root: Folder of the dataset.
@@ -81,12 +82,21 @@ def find_lists(root: Path, names: Sequence[str], folders: Sequence[str] = ()) ->
     Raises:
         DataError: A list cannot be read, or is outside the root.
     """
-    for shared in list_shared_folders(root, names):
+    for shared in _list_folders(root, names):
         start = 0 if shared == root else len(shared.relative_to(root).as_posix()) + 1
         lists = _find_lists_in(shared, [name[start:] for name in names], folders)
         if lists:
             return lists
     return []
+
+
+def _list_folders(root: Path, names: Sequence[str]) -> list[Path]:
+    """List the folders in which lists are searched, without repetitions."""
+    folders = list_shared_folders(root, names)
+    exports = [path.parent for path in root.glob("*/obj.names")]
+    if len(exports) == 1 and exports[0] not in folders:
+        folders.append(exports[0])  # of CVAT, beside the folder of the images
+    return folders
 
 
 def _find_lists_in(root: Path, names: Sequence[str], folders: Sequence[str]) -> list[SplitList]:
@@ -107,7 +117,7 @@ def _find_lists_in(root: Path, names: Sequence[str], folders: Sequence[str]) -> 
 def find_list_files(root: Path, names: Sequence[str]) -> list[Path]:
     """Find the files that list the images of a split; for args see `find_lists`."""
     paths = list[Path | None]()
-    for shared in list_shared_folders(root, names):
+    for shared in _list_folders(root, names):
         files, subfolders = _scan(shared)
         paths += [path for _, path in _find_list_files(shared, files, subfolders)]
         paths += [_find_yaml(shared, files), _find_table(shared, files)]
@@ -284,7 +294,8 @@ def match_lists(
             try:
                 number = _find_row(number_of, index, name, split_list.split)
             except DataError as error:
-                reason = f"line {row}: {error} among {counted(len(names), 'image')}"
+                among = f"among {counted(len(names), 'image')}, such as {escape(names[0])}"
+                reason = f"line {row}: {error} {among}"
                 (problems if index.has(name) else missing).add(split_list.source, reason)
                 continue
             if number in first_rows:
@@ -322,12 +333,15 @@ def _refuse_twins(splits: Mapping[str, Sequence[int]]) -> None:
 
 
 def _find_row(number_of: Mapping[str, int], index: NameIndex, row: str, split: str) -> int:
-    """Return the number of the image of a row, which may begin with ``data/`` and end with labels."""
+    """Return the number of the image of a row, which may have folders of an export and end with labels."""
     if row in number_of:
         return number_of[row]
     without_labels = (row.split(maxsplit=1)[0], split_label(row)[0])
-    # CVAT writes ``data/``.
-    for name in (row, row.removeprefix("data/"), *without_labels):
+    for name in (row, *without_labels):
         if index.has(name):
             return index.find(name, split)
-    return index.find(row)  # raises an error that says what is wrong
+    number = index.find_below(row, split)
+    if number is None:
+        names = " or ".join(map(repr, map(escape, (row, *list_shorter(row)))))
+        raise DataError(f"no image is named {names}")
+    return number

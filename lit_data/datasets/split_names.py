@@ -20,7 +20,7 @@ _LISTS = """
 """
 _FOLDERS = """
     annot annotation annotations bbox bboxes box boxes clean data dataset full gt hard jpegimages
-    label labels mask masks mini new org original patches photo photos picture pictures private
+    label labels mask masks mini new obj org original patches photo photos picture pictures private
     public raw sample samples seg small tiles unseen
 """
 _OF_LISTS = frozenset(_LISTS.split())

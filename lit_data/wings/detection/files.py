@@ -346,7 +346,8 @@ def _match_files(folder: _Folder, label_format: LabelFormat, where: str) -> dict
     suffix, parents, name = _PLACES[label_format]
     is_beside = where == "beside"
     if where == "anywhere":
-        names = sort_by_format(folder.root, folder.leftovers.unread).get(name, ())
+        of_format = sort_by_format(folder.root, folder.leftovers.unread).get(name, ())
+        names = [path for path in of_format if set(path.split("/")[:-1]).isdisjoint(parents)]
     else:
         folders = () if is_beside else parents
         names = list_label_files(folder.root, suffix, folders, folder.exclude, folder.faults)
@@ -356,7 +357,8 @@ def _match_files(folder: _Folder, label_format: LabelFormat, where: str) -> dict
     # Other text files may be beside images too; XML without an image has lost it.
     if not is_beside or (files and suffix == ".xml"):
         unmatched = counted(len(problems), "label file matches", "label files match")
-        heading = f"{unmatched} none of {counted(len(folder.names), 'image')}"
+        images = f"{counted(len(folder.names), 'image')}, such as {show_path(folder.names[0])}"
+        heading = f"{unmatched} none of {images}"
         folder.faults.add(problems, heading)
     return files
 
@@ -465,7 +467,8 @@ def _read_labels(
             classes=classes,
             on_bad=on_bad,
         )
-    class_names = read_class_names(folder.root)
+    are_numbered = label_files.label_format == "yolo"
+    class_names = read_class_names(folder.root, are_numbered=are_numbered)
     names = classes or class_names or None
     if label_files.label_format == "none" and names:
         no_boxes = np.zeros((0, 5), np.float32)

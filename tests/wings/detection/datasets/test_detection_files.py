@@ -413,3 +413,24 @@ def test_voc_files_with_another_name_count_for_the_image_that_they_name(
     path.write_text(text.format(box).replace("a.png", "b.png"))
     with pytest.raises(DataError, match=r"no image is named .*, and none 'b.png', which it names"):
         find_detection_files(tmp_path, label_format="voc")
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ("labels__train__a", "train/a"),  # the image of train is lost
+        ("labels__train__x", "train/x"),
+    ],
+)
+def test_labels_of_a_split_never_count_for_another(
+    labels: str, message: str, tmp_path: Path
+) -> None:
+    put(tmp_path, "images/train/b.png", "images/val/a.png")
+    write(tmp_path, classes="cat", labels__train__b=LINE, **{labels: LINE})
+    with pytest.raises(DataError, match=f"no image is named '{message}'"):
+        find_detection_files(tmp_path)
+    write(tmp_path, train="data/images/train/a.png\nimages/train/b.png")
+    (tmp_path / (labels.replace("__", "/") + ".txt")).unlink()
+    missing = "line 1: no image is named 'data/images/train/a.png' or .* or 'a.png' among 2 images"
+    with pytest.raises(DataError, match=missing):
+        find_detection_files(tmp_path)

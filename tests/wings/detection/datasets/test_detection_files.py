@@ -356,7 +356,7 @@ def test_faults_of_every_kind_are_in_one_error(flat: Path) -> None:
         ("train.txt", "line 3"),
     ]
     headline = (
-        f"1 bad name under {flat}; 1 label file matches none of 4 images; 1 problem with the lists of splits; "
+        f"1 bad name under {flat}; 1 label file matches none of 4 images, such as images/a.png; 1 problem with the lists of splits; "
         "1 of 4 images is bad; 6 problems with labels"
     )
     assert caught.value.headline.removesuffix(":") == headline

@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_data.app.reports.results import find_scores
 from lit_data.app.reports.runs import Run
-from lit_data.app.result import find_direction, read_number
+from lit_data.app.result import find_direction, read_number, split_stage
 from lit_data.core.files import flatten
 
 _MOST_SCORES = 4
@@ -150,6 +150,17 @@ def rank(runs: Sequence[Run], name: str) -> list[int]:
         if number is not None:
             numbers[index] = sign * number
     return sorted(numbers, key=lambda index: -numbers[index])
+
+
+def find_unlike(runs: Sequence[Run], metrics: Sequence[str]) -> list[str]:
+    """Find the scores that runs have of different images, so none of them is the best."""
+    unlike = []
+    for name in metrics:
+        stage, _ = split_stage(name)
+        images = {runs[index].scored_images for index in rank(runs, name)}
+        if stage in ("val", "test") and len(images) > 1:
+            unlike.append(name)
+    return unlike
 
 
 def find_best(runs: Sequence[Run], metrics: Sequence[str]) -> dict[str, int]:

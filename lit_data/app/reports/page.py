@@ -23,7 +23,12 @@ from lit_data.app.reports.charts import (
     draw_chart,
     find_chart,
 )
-from lit_data.app.reports.comparison import find_best, find_differences, shorten_keys
+from lit_data.app.reports.comparison import (
+    find_best,
+    find_differences,
+    find_unlike,
+    shorten_keys,
+)
 from lit_data.app.reports.log import Series, cut_final_score
 from lit_data.app.reports.pictures import Picture
 from lit_data.app.reports.results import draw_results, list_results, order_scores
@@ -78,6 +83,9 @@ def make_comparison(
     """
     differences = find_differences(runs)
     counts = Counter(_STATES[run.status] for run in runs)
+    unlike = find_unlike(runs, metrics)
+    if unlike:
+        notes = (*notes, "The runs were scored on different images, so no score is marked as best.")
     return _render(
         title=title,
         chips=[(kind, f"{count} {word}") for (kind, word), count in counts.items()],
@@ -90,7 +98,7 @@ def make_comparison(
         columns=["run", *shorten_keys(list(differences)).values(), "state", *metrics],
         differences=list(differences.values()),
         metrics=metrics,
-        best=find_best(runs, metrics),
+        best=find_best(runs, [name for name in metrics if name not in unlike]),
     )
 
 

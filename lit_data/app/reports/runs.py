@@ -222,6 +222,12 @@ class Run:
         signs = {"max": 1, "min": -1, None: find_direction(metric)}
         return metric, signs[mode]
 
+    @property
+    def scored_images(self) -> tuple[str, tuple[str, ...]]:
+        """Root of the images and the split of each: figures of others are not of the same images."""
+        root = str(as_dict(self.settings.config.get("data")).get("root"))
+        return root.rstrip("/"), tuple(split for split, _ in self.splits)
+
     def repeats(self, name: str) -> bool:
         """Return True if a figure is the host's memory again under the name of a device's."""
         if name not in _SAME_ON_A_CPU:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from lit_data.app.reports import comparison, results
+from lit_data.app.reports.page import make_comparison
 from lit_data.app.reports.results import tabulate_confusion, tabulate_images
 from lit_data.app.reports.runs import Run, read_run
 from tests.app.reports.folders import CONFIG, SUMMARY, make_run
@@ -45,6 +46,23 @@ def test_ranks_follow_the_monitor_and_leave_out_what_has_no_number(tmp_path: Pat
     assert names[3:] == ["peak_rss_bytes", "seconds"]
     assert comparison.choose_metrics(runs, [], first="val/odd")[0] == "val/odd"
     assert comparison.choose_metrics(runs, ["a"]) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("root", "split", "unlike"),
+    [("a/", "test", []), ("b", "test", ["val/dice"]), ("a", "val", ["val/dice"])],
+)
+def test_scores_of_different_images_are_not_compared(
+    root: str, split: str, unlike: list[str], tmp_path: Path
+) -> None:
+    other = CONFIG | {"data": {"root": root}}
+    runs = read_runs(tmp_path, {"config": CONFIG | {"data": {"root": "a"}}}, {"config": other})
+    for run, of_run in zip(runs, ("test", split), strict=True):
+        (run.folder / "splits.csv").write_text(f"image,split,class\n1.png,{of_run},good\n")
+    runs = [read_run(run.folder) for run in runs]
+    assert comparison.find_unlike(runs, ["val/dice", "seconds"]) == unlike
+    page = make_comparison(runs, title="", folder=tmp_path, metrics=["val/dice"])
+    assert ("scored on different images" in page) == bool(unlike)
 
 
 def test_images_are_counted_by_split_and_class(tmp_path: Path) -> None:

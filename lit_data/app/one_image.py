@@ -15,7 +15,7 @@ from torch import nn
 from lit_data.app.configuration.names import allow_packages
 from lit_data.app.predict import prepare_export
 from lit_data.app.rerun import read_config
-from lit_data.app.trained import take_trained
+from lit_data.app.trained import take_trained, warn_of_other_data
 from lit_data.core.errors import ConfigError, DataError, LitDataError
 from lit_data.core.temp import scratch_folder
 from lit_data.datamodules.base import BaseDataModule
@@ -89,6 +89,8 @@ class ImagePredictor:
             try:
                 task, request = prepare_export(cfg, {}, self._checkpoint, record)
                 _check_channels(task.datamodule, record)
+                bank = getattr(task.datamodule, "bank", None)
+                warn_of_other_data(record, cfg.data.root, bank)
                 facts = task.export(request)
             except LitDataError as error:
                 text = str(error)

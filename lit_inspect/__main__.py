@@ -103,14 +103,13 @@ def _run(options: argparse.Namespace) -> int:
 
 def _inspect(inspector: Inspector, results: Results, folder: Path, group: Group) -> str:
     """Inspect an image, record its result, and return it in one word."""
-    path = folder / group.name
     try:
         return results.add(group.name, inspector.open_group(folder, group)).verdict
     except AnswerError as error:
-        results.note_unanswered(group.name, path, str(error))
+        results.note_unanswered(group.name, str(error))
         return REVIEW
     except (ImageError, UsageError) as error:  # an image that does not fit the model is bad too
-        results.note_bad(path, str(error))
+        results.note_bad(group.name, str(error))
         return "bad"
 
 

@@ -124,16 +124,16 @@ class Results:
         """Return the number of images whose references do not fit."""
         return sum(bool(row.get("references")) for row in self._rows)
 
-    def note_bad(self, path: Path, reason: str) -> None:
+    def note_bad(self, name: str, reason: str) -> None:
         """Record an image that has no verdict."""
-        self._bad.append({"image": str(path), "reason": reason})
+        self._bad.append({"image": name, "reason": reason})
 
-    def note_unanswered(self, name: str, path: Path, reason: str) -> None:
+    def note_unanswered(self, name: str, reason: str) -> None:
         """Record an image for which the net gives no answer: it is listed as bad, and its verdict is review.
 
         Watermarks have no table of verdicts, and the tables of watermarks and boxes skip the image.
         """
-        self.note_bad(path, reason)
+        self.note_bad(name, reason)
         if self._inspector.settings.shows == "marks":
             return
         self._rows.append({"image": name, "verdict": REVIEW, "guarantee": ""})

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 OnBad = Literal["error", "skip"]
 SKIPPING = "data.on_bad=skip skips bad files"
+_CONVERT = "convert one of them, or skip it with data.exclude"
 
 
 def find_faults(sources: Sequence[ImageSource], decoder: Decoder) -> Problems:
@@ -287,18 +288,34 @@ def leave_out_unlike(
     Returns:
         (first path, what is wrong) of the images that differ.
     """
-    is_other = (rows[:, [0, 3]] != usual[[0, 3]]).any(axis=1) & (rows[:, 0] > 0)
+    is_other = (rows[:, [0, 3]] != usual[[0, 3]]).any(axis=1)
+    example = show_path(sources[int(np.argmin(is_other))].paths[0])
+    is_other &= rows[:, 0] > 0
     bad = []
     for number in np.flatnonzero(is_other).tolist():
         path = sources[number].paths[0]
-        text = f"{_describe(rows[number])}, but most images have {_describe(usual)}; convert it"
+        stored, expected = _describe_difference(rows[number], usual)
+        is_depth = rows[number, 3] != usual[3]
+        cure = _CONVERT if is_depth else _cure_channels({int(rows[number, 0]), int(usual[0])})
+        text = f"{stored}, but most images have {expected}, such as {example}; {cure}"
         bad.append((path, f"{show_path(path)}: {text}"))
     rows[is_other] = 0
     return bad
 
 
-def _describe(row: Ints) -> str:
-    return f"{row[0]} channel(s) of {DTYPES[row[3]]}"
+def _cure_channels(counts: set[int]) -> str:
+    return "set data.read.gray_to_rgb=true" if counts == {1, 3} else _CONVERT
+
+
+def _describe_difference(row: Ints, usual: Ints) -> tuple[str, str]:
+    """Return the form of an image, and the usual one, as far as they differ."""
+    parts: list[tuple[str, str]] = []
+    if row[0] != usual[0]:
+        parts.append((counted(int(row[0]), "channel"), counted(int(usual[0]), "channel")))
+    if row[3] != usual[3]:
+        parts.append((DTYPES[row[3]], DTYPES[usual[3]]))
+    one, other = (" of ".join(texts) for texts in zip(*parts, strict=True))
+    return one, other
 
 
 def check_alike(rows: Ints, sources: Sequence[ImageSource]) -> None:
@@ -313,11 +330,10 @@ def check_alike(rows: Ints, sources: Sequence[ImageSource]) -> None:
     """
     problems = Problems()
     dtypes = [DTYPES[number] for number in rows[:, 3].tolist()]
-    convert = "convert one of them, or skip it with data.exclude"
-    _add_others(problems, dtypes, sources, "dtype", convert)
+    _add_others(problems, dtypes, sources, "dtype", _CONVERT)
     counts = rows[:, 0].tolist()
-    hint = "set data.read.gray_to_rgb=true" if set(counts) == {1, 3} else convert
-    channels = [f"{count} channel(s)" for count in counts]
+    hint = _cure_channels(set(counts))
+    channels = [counted(count, "channel") for count in counts]
     _add_others(problems, channels, sources, "number of channels", hint)
     problems.raise_if_any(
         "the images do not fit into one store", "data.on_bad=skip skips those that differ from most"

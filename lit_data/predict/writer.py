@@ -344,9 +344,10 @@ class Work:
         names = self.writer.names
         entries = self._journal.entries([names[number] for number in self._chosen])
         bad = list(self.writer.bad)
+        rows = [{"image": self._name(path), "reason": reason} for path, reason in bad]
         for number, reason in sorted(self.bad.items()):
             bad.append((self.writer.path(number), reason))
-        rows = [{"image": path, "reason": reason} for path, reason in bad]
+            rows.append({"image": names[number], "reason": reason})
         write_table(self._run.folder / "bad.csv", ("image", "reason"), rows)
         counts = {"predict/images_kept": self._kept, "predict/images_bad": len(bad)}
         metrics = {**self.writer.finish(entries), **counts}
@@ -356,6 +357,14 @@ class Work:
             text = describe_counts({**verdicts, "bad": len(bad)})
             log.info("%s; %s", text, show_path(self._run.folder))
         return Predicted(metrics, bad)
+
+    def _name(self, path: str) -> str:
+        """Return the path of an input relative to the root, as tables have it, if inputs are named so."""
+        for number, name in enumerate(self.writer.names[:1]):
+            full = self.writer.path(number)
+            if full.endswith(f"/{name}"):
+                return path.removeprefix(full.removesuffix(name))
+        return path
 
     def _count_share(self) -> dict[str, Any]:
         if self.bad:

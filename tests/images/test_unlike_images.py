@@ -43,8 +43,13 @@ def test_images_unlike_most_are_left_out_and_named(tmp_path: Path, odd: str) -> 
     assert survey.images.tolist() == [1, 2, 4]
     assert (survey.channels, survey.dtype) == (3, "uint8")
     assert [Path(path).stem for path, _ in survey.skipped] == ["0", "3"]
-    if odd != "damaged":
-        assert "but most images have 3 channel(s) of uint8; convert it" in survey.skipped[0][1]
+    faults = {
+        "damaged": "",
+        "gray": "1 channel, but most images have 3 channels, such as {}; set data.read.gray_to_rgb=true",
+        "two": "2 channels, but most images have 3 channels, such as {}; convert one of them, or skip",
+        "wide": "1 channel of uint16, but most images have 3 channels of uint8, such as {}; convert one",
+    }
+    assert faults[odd].format(sources[1].paths[0]) in survey.skipped[0][1]
 
 
 def test_all_bad_images_are_an_error(tmp_path: Path) -> None:

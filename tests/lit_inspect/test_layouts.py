@@ -341,7 +341,7 @@ def test_images_with_bad_references_are_listed_and_the_others_inspected(
     out = tmp_path / "out"
     assert main([str(board), str(folder), "--out", str(out)]) == 3
     assert [row["image"] for row in read_rows(out / "images.csv")] == ["1_a.png"]
-    reasons = {Path(row["image"]).name: row["reason"] for row in read_rows(out / "bad.csv")}
+    reasons = {row["image"]: row["reason"] for row in read_rows(out / "bad.csv")}
     assert reasons["2_a.png"].endswith("2_a.png: ref1 is missing: ref/2_b.png")
     assert "10_a.png is 64 x 90 px, " in reasons["10_a.png"]
     assert "3 images: 2 bad" in capsys.readouterr().out

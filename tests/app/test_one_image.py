@@ -109,7 +109,7 @@ def test_target_and_references_are_one_file_or_array_each(place: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_pictures")
 def test_what_is_no_image_of_the_run_is_refused(
-    place: Path, caplog: pytest.LogCaptureFixture
+    place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = _fit("segmentation")
     (place / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\nno image")
@@ -128,7 +128,7 @@ def test_what_is_no_image_of_the_run_is_refused(
             run.predict_image(image)  # type: ignore[arg-type]  # which it refuses
     grey = np.full((50, 40), 90, np.uint8)
     run.predict_image(grey.astype(np.float64))
-    assert "mean gray level 90.00 of the range" in caplog.text
+    assert "mean gray level 90.00 of the range" in capsys.readouterr().out
     verdict = run.predict_image(grey)
     assert verdict.probability.shape == (50, 40)
     assert run.predict_image(np.repeat(grey[..., None], 3, axis=2)).score == verdict.score

@@ -145,10 +145,11 @@ def test_classes_are_those_of_the_folders_unless_they_are_named(
     assert data.count_classes().sum(0).tolist() == [4, 4, 4]
     with pytest.raises(ConfigError, match=r"names \['spot'\], but the labels are dent, good, hole"):
         _data(tmp_path, classes=["good", "spot"]).dataset("train")
+    assert len(_data(tmp_path, classes=["good", "spot"]).dataset("test")) > 0  # of a trained model
     assert len(_data(tmp_path, classes=["good", "dent"]).dataset("train")) < 8  # holes are left out
     _write(tmp_path / "other" / "set", {"all": 5})
     with pytest.raises(ConfigError, match=r"its images have no labels"):
-        _data(tmp_path / "other", classes=["good"]).dataset("train")
+        _data(tmp_path / "other", classes=["good"]).dataset("test")
     caplog.clear()
     _data(tmp_path / "other").describe()  # by which `prepare` says what there is
     assert "text file with an image and its label in each line (found: all)" in caplog.text

@@ -29,7 +29,7 @@ from lit_data.core.files import replacing
 from lit_data.core.opening import check_regular
 from lit_data.images.bank import ImageBank
 from lit_data.models.weights import read_checkpoint, refuse_nan
-from lit_data.predict.task import find_task_of
+from lit_data.predict.task import find_task_of, list_trained
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class TrainedRecord(Callback):
     def _describe(self, trainer: Trainer) -> dict[str, Any]:
         data = self._data
         root = data.get("root")
-        names = find_task_of(type(trainer.datamodule)).trained_data  # type: ignore[attr-defined]  # of the data connector
+        names = list_trained(find_task_of(type(trainer.datamodule)))  # type: ignore[attr-defined]  # of the data connector
         chosen = getattr(trainer.datamodule, "chosen_options", {})  # type: ignore[attr-defined]  # of the data connector
         # Plain values only: checkpoints are read without unpickling anything else.
         return {

@@ -4,7 +4,7 @@ import copy
 import logging
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from lit_data.core.errors import ConfigError, escape
 from lit_data.core.files import flatten
 from lit_data.images.bank import ImageBank
 from lit_data.predict.options import Use
-from lit_data.predict.task import find_task_of
+from lit_data.predict.task import find_task_of, list_trained
 from lit_inspect.counts import counted
 
 log = logging.getLogger(__name__)
@@ -49,8 +49,8 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
         The record, for `warn_of_other_data`.
 
     Raises:
-        ConfigError: It was trained on another kind of data of this package, or on a folder where
-            none is given now.
+        ConfigError: It was trained on another kind of data of this package, on a folder where none
+            is given now, or with classes that a checkpoint may not name.
         StoreError: The file is no checkpoint, or its record is damaged.
     """
     from lit_data.app.record import read_record  # with pydantic, which a training does without
@@ -83,7 +83,7 @@ def _take_reading(
     Commands that score take the splits of its images too.
 
     Raises:
-        ConfigError: See `_require_root`.
+        ConfigError: See `_require_root`; or it was trained with a class or function of somebody's.
     """
     task = find_task_of(resolve_target(cfg.data._target_, "data"))
     typed = find_typed()
@@ -95,12 +95,34 @@ def _take_reading(
         _require_root(cfg.data, record, checkpoint)
     reading = {}
     for name, value in record["data"].items():
-        if name in task.trained_data and name in cfg.data:
+        if name in list_trained(task) and name in cfg.data:
             reading[name] = value
+    _refuse_foreign(cfg.data, reading, typed, checkpoint)
     _take_data(cfg.data, reading, typed)
     if is_scored and is_trained_root(record, cfg.data.get("root")):
         _take_splits(cfg.data, checkpoint.parent.parent / SPLIT_TABLE, typed)
     return reading
+
+
+def _refuse_foreign(
+    data: DictConfig, trained: Mapping[str, Any], typed: set[str], checkpoint: Path
+) -> None:
+    """Refuse options of a checkpoint that name what is not of this package, unless they are typed."""
+    for name, value in trained.items():
+        for target in list_targets(value):
+            if target.startswith(_OUR_KINDS) or f"data.{name}" in typed:
+                continue
+            if value != to_plain(data[name]):
+                raise ConfigError(
+                    _ask_for([_write_option(f"data.{name}", value)], [target], checkpoint)
+                )
+
+
+def _write_option(key: str, value: Any) -> str:  # noqa: ANN401
+    """Write an option as one types it."""
+    if isinstance(value, Mapping):
+        value = "{" + ", ".join(f"{name}: {field}" for name, field in value.items()) + "}"
+    return shlex.quote(f"{key}={value}")
 
 
 def _warn_of_contradictions(
@@ -243,16 +265,19 @@ def _replaces(typed: set[str], unnamed: Iterable[str]) -> bool:
 
 def _ask_for_names(unnamed: Mapping[str, str], checkpoint: Path) -> str:
     words = []
-    packages: dict[str, None] = {}
     for key, name in unnamed.items():
         words.append(shlex.quote(f"{key}={name}"))
-        packages[name.partition(".")[0]] = None
-    for package in packages:
+    return _ask_for(words, unnamed.values(), checkpoint)
+
+
+def _ask_for(words: Sequence[str], names: Iterable[str], checkpoint: Path) -> str:
+    flags = []
+    for package in dict.fromkeys(name.partition(".")[0] for name in names):
         if package not in _ALLOWED_PACKAGES:
-            words.append(f"--package {shlex.quote(package)}")
+            flags.append(f"--package {shlex.quote(package)}")
     return escape(
-        f"{checkpoint} was trained with {', '.join(unnamed.values())}, which is not built unless you "
-        f"name it: add {' '.join(words)}"
+        f"{checkpoint} was trained with {', '.join(names)}, which is not built unless you name it: "
+        f"add {' '.join([*words, *flags])}"
     )
 
 

@@ -298,6 +298,11 @@ def find_task_of(kind: object) -> type[Task[Any]]:
     return Task
 
 
+def list_trained(task: type[Task[Any]]) -> Sequence[str]:
+    """Return the options of the datamodule that a checkpoint holds: how its model is fed."""
+    return (*task.trained_data, "batch_format")
+
+
 def register(kind: type[Any]) -> Callable[[type[Task[Any]]], type[Task[Any]]]:
     """Return a decorator for the `Task` of a class of datamodules and its subclasses."""
 

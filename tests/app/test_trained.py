@@ -225,6 +225,24 @@ def test_classes_of_a_foreign_record_are_not_built(trained: Path, tmp_path: Path
     assert cfg.model.net.width == 16
 
 
+@pytest.mark.parametrize("name", ["read", "batch_format"])
+def test_no_function_of_a_foreign_record_reads_data(
+    name: str, trained: Path, tmp_path: Path
+) -> None:
+    option = {"_target_": "mine.batches.make", "_partial_": True}
+    words = f"'data.{name}={{_target_: mine.batches.make, _partial_: True}}' --package mine"
+    with pytest.raises(ConfigError, match=f"mine.batches.make, .*: add {re.escape(words)}$"):
+        take_trained(_configuration(), _change_record(trained, tmp_path, data={name: option}))
+
+
+def test_a_model_gets_batches_of_the_format_that_it_was_trained_with(
+    trained: Path, tmp_path: Path
+) -> None:
+    cfg = _configuration()
+    take_trained(cfg, _change_record(trained, tmp_path, data={"batch_format": {"x": "image"}}))
+    assert cfg.data.batch_format == {"x": "image"}
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "lit_data/conf/model").glob("*.yaml")), ids=str)
 def test_a_checkpoint_may_name_the_nets_of_each_model_option(path: Path) -> None:
     cfg = _configuration()
@@ -250,7 +268,8 @@ def _configuration() -> DictConfig:
     net = {"_target_": "lit_data.models.UNet", "width": 16}
     model = {"_target_": "lit_data.models.SegmentationModule", "net": net}
     data = {"_target_": "lit_data.datamodules.InspectionDataModule", "scale": None}
-    return OmegaConf.create({"model": model, "data": data | {"read": {"alpha": "opaque"}}})
+    data |= {"read": {"alpha": "opaque"}, "batch_format": "dict"}
+    return OmegaConf.create({"model": model, "data": data})
 
 
 def test_a_checkpoint_of_another_program_changes_nothing(tmp_path: Path) -> None:

@@ -279,8 +279,11 @@ def _list_kinds(divider: FileDivider, division: Division) -> list[list[str]]:
     folders = [divider.parts(path)[:-1] for path in division.images]
     # A folder such as photos is a kind if it is beside folders of other kinds.
     parents = set[tuple[str, ...]]()
-    for parts in folders if division.place == "none" else ():
-        parents.update(parts[:depth] for depth, part in enumerate(parts) if not _is_neutral(part))
+    if division.place == "none":
+        for parts in folders:
+            for depth, part in enumerate(parts):
+                if not _is_neutral(part):
+                    parents.add(parts[:depth])
     kinds = []
     for parts in folders:
         names = []

@@ -157,17 +157,16 @@ def tabulate_images(run: Run) -> ResultTable:
     splits = [split for split in _SPLITS if any(split == known for known, _ in counts)]
     # Good images first, then the classes of defects by name.
     classes = sorted({kind for _, kind in counts}, key=lambda kind: (kind != "good", kind))
+    listed = classes[:_MOST_CLASSES]
+    numbers = np.array([[counts[split, kind] for split in splits] for kind in classes])
     rows = []
-    for kind in classes[:_MOST_CLASSES]:
-        by_split = [counts[split, kind] for split in splits]
-        rows.append([kind or "images", *map(str, by_split), str(sum(by_split))])
+    for kind, of_kind in zip(listed, numbers, strict=False):
+        rows.append([kind or "images", *map(str, of_kind), str(of_kind.sum())])
     if len(classes) > 1:
-        totals = Counter(split for split, _ in run.splits)
-        by_split = [totals[split] for split in splits]
-        rows.append(["all", *map(str, by_split), str(sum(by_split))])
-    left_out = len(classes) - _MOST_CLASSES
-    more = counted(left_out, "more class is", "more classes are")
-    note = f"{more} in splits.csv" if left_out > 0 else ""
+        rows.append(["all", *map(str, numbers.sum(0)), str(numbers.sum())])
+    note = ""
+    if left_out := len(classes) - len(listed):
+        note = f"{counted(left_out, 'more class is', 'more classes are')} in splits.csv"
     return ResultTable("Images", ["class", *splits, "all"], rows, note)
 
 

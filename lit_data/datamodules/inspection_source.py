@@ -240,7 +240,8 @@ class InspectionFiles(MaskedImageFolder):
         options = MaskOptions(ignore=IGNORED) if is_drawn else self.mask_read
         if self.classes is None or self._kinds_are_classes:
             return choose_mask_options(masks, options)
-        return choose_mask_options(masks, replace(options, classes=len(self.classes) + 1))
+        numbered = replace(options, classes=len(self.classes) + 1)
+        return choose_mask_options(masks, numbered, self.classes)
 
     def open_all_masks(self, bank: ImageBank) -> tuple[PartialMasks | None, set[int]]:
         """Decode all masks.

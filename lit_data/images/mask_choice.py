@@ -2,9 +2,10 @@
 
 import logging
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -49,28 +50,35 @@ _MOST_HEADERS = 4096  # of TIFF masks, a fraction of a second
 _STORED = replace(MaskOptions().read, alpha="drop")
 
 
-def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
+def choose_mask_options(
+    masks: Sequence[Path], options: MaskOptions, classes: Sequence[str] = ()
+) -> MaskOptions:
     """Return options that fit the masks of a dataset, and log the choice.
 
     Masks that are transparent outside the defect are read from their alpha channel. A small number
     of colors counts as one color for each class; with two classes, any color on black is the
     defect. Masks that were scaled smoothly or saved as JPEG have gray edges: nearly all of their
     pixels are almost black or almost white, and the rest is in between. In masks of two values,
-    such as 0 and 38, or of a few small numbers, all values but 0 are the defect.
+    such as 0 and 38, or of a few small numbers, all values but 0 are the defect. If palettes number
+    the same colors differently, as programs that choose a palette for each file do, colors count.
 
     Args:
         masks: All masks of the dataset; up to 64 of them are read.
         options: Options to complete. If they have a scale, a threshold or colors, they are returned
             unchanged; with more than two classes, only colors are searched for.
+        classes: Names of the classes after the background, if the options have several.
     """
     options = choose_inversion(masks, options)
     is_open = options.scale == "auto" and options.threshold is None and options.ignore is None
     if not masks or not is_open or options.colors is not None:
         return options
     sampled = _sample(masks)
+    if _are_palettes_mixed(sampled, options):
+        log.warning("palettes of masks number the same colors differently, so their colors count")
+        options = replace(options, palette="expand")
     readable = _count_readable(sampled, options)
     if len(readable) < len(sampled):
-        options, readable = _choose_channels(sampled, options, readable)
+        options, readable = _choose_channels(sampled, options, readable, classes)
     if options.classes > 2 or options.colors is not None:
         return options
     counts = sum(readable, np.zeros(256, np.int64))
@@ -145,8 +153,43 @@ def _has_voc_values(counts: Ints) -> bool:
     return bool(counts[0] and counts[IGNORED] and not counts[_MOST_VOC:IGNORED].any())
 
 
+def _are_palettes_mixed(masks: Sequence[Path], options: MaskOptions) -> bool:
+    """Return True if a color has several numbers in palettes of masks."""
+    if options.palette == "expand":
+        return False
+    numbers_of: defaultdict[int, set[int]] = defaultdict(set)
+    for number_of in ordered_map(partial(_read_palette, options), masks, count_threads()):
+        for colour, number in number_of.items():
+            numbers_of[colour].add(number)
+    return max(map(len, numbers_of.values()), default=0) > 1
+
+
+def _read_palette(options: MaskOptions, path: Path) -> dict[int, int]:
+    """Return the first number of each packed color in a palette mask, at some of its pixels."""
+    try:
+        if not read_header(path, options.read).stored.palette:
+            return {}
+        numbers = read_image(path, options.read)[0].ravel()
+        colors = widen_bits(read_image(path, _make_colour_options(options)))
+    except DataError:  # named where all masks are read
+        return {}
+    if len(colors) != 3:
+        return {}
+    step = max(1, numbers.size // _SAMPLED_PIXELS)
+    packed = pack_colours(colors.reshape(3, -1)[:, ::step])
+    pairs = np.unique(np.stack([packed, numbers[::step]]), axis=1)
+    number_of: dict[int, int] = {}
+    for colour, number in pairs.T.tolist():
+        number_of.setdefault(colour, number)
+    return number_of
+
+
+def _make_colour_options(options: MaskOptions) -> ReadOptions:
+    return replace(options, classes=2, colors=((0, 0, 0), (255, 255, 255))).read
+
+
 def _choose_channels(
-    masks: Sequence[Path], options: MaskOptions, readable: list[Ints]
+    masks: Sequence[Path], options: MaskOptions, readable: list[Ints], classes: Sequence[str]
 ) -> tuple[MaskOptions, list[Ints]]:
     """Return options for masks of several channels, and the resulting count of each value by mask."""
     # An opaque mask among them would be all defect, and an explicit option for alpha prevails.
@@ -159,7 +202,7 @@ def _choose_channels(
     pixel_counts, brightest_counts = _count_colours(masks, options)
     if 2 <= len(pixel_counts) <= _MOST_COLOURS and not _are_grey(pixel_counts):
         names = _read_label_map(masks[0].parent)
-        return _name_colours(pixel_counts, names, options), readable
+        return _name_colours(pixel_counts, names, options, classes), readable
     are_readable = options.classes == 2 and len(brightest_counts) == len(masks)
     if are_readable and has_grey_edges(sum(brightest_counts, np.zeros(256, np.int64))):
         log.info("masks are colors on black: data.mask_read.channels=brightest")
@@ -174,7 +217,7 @@ def _count_colours(masks: Sequence[Path], options: MaskOptions) -> tuple[Counter
         Pixels of each packed color, up to one color more than the most classes; and for each
         readable mask the count of each of 256 values in its largest channel.
     """
-    read = replace(options, classes=2, colors=((0, 0, 0), (255, 255, 255))).read
+    read = _make_colour_options(options)
     pixel_counts: Counter[int] = Counter()
     brightest_counts = []
     for path in masks:
@@ -210,7 +253,10 @@ def _choose_threshold(counts: Ints, mask_count: int, options: MaskOptions) -> Ma
 
 
 def _name_colours(
-    pixel_counts: Counter[int], names: dict[int, str], options: MaskOptions
+    pixel_counts: Counter[int],
+    names: dict[int, str],
+    options: MaskOptions,
+    classes: Sequence[str],
 ) -> MaskOptions:
     """Return options with the background first, then the named colors of masks, then the others.
 
@@ -220,14 +266,18 @@ def _name_colours(
         pixel_counts: Pixels of each packed color.
         names: Names of packed colors.
         options: Options to complete.
+        classes: Names of the classes, whose order is that of their colors if all have a name.
 
     Raises:
         DataError: The options have another number of classes.
     """
     background = 0 if 0 in pixel_counts else pixel_counts.most_common(1)[0][0]
     named = [colour for colour in names if colour != background]
-    unnamed = sorted(pixel_counts.keys() - {background} - names.keys())
+    unnamed = sorted(pixel_counts.keys() - {background} - names.keys(), key=_rank_colour)
     marks = named + unnamed
+    colour_of = dict(zip(map(names.get, marks), marks, strict=True))
+    if colour_of.keys() == set(classes):
+        marks = list(map(colour_of.__getitem__, classes))
     colors = unpack_colours(np.array([background, *marks]))
     typed = str(colors).replace(" ", "")
     if options.classes not in (2, len(colors)):
@@ -237,8 +287,11 @@ def _name_colours(
         )
     hint = ""
     if options.classes == 2 and len(marks) > 1:
-        classes = [names.get(colour, f"name{number}") for number, colour in enumerate(marks, 1)]
-        hint = f"; data.classes=[{','.join(classes)}] tells them apart"
+        number_names = [names.get(colour, f"name{n}") for n, colour in enumerate(marks, 1)]
+        hint = f"; data.classes=[{','.join(number_names)}] tells them apart"
+    elif len(classes) > 1:
+        listed = ", ".join(map("{} {}".format, classes, colors[1:]))
+        hint = f"; classes are {listed}: if not, type the colors in the order of the classes"
     log.info(
         "masks hold %d colors, the background first: data.mask_read.colors=%s%s",
         len(colors),
@@ -246,6 +299,15 @@ def _name_colours(
         hint,
     )
     return replace(options, colors=colors)
+
+
+def _rank_colour(packed: int) -> int:
+    """Return the number of a color in the order of VOC, which LabelMe and others use."""
+    rank = 0
+    for bit in range(8):
+        for channel, shift in enumerate((16, 8, 0)):
+            rank |= (packed >> (shift + 7 - bit) & 1) << (3 * bit + channel)
+    return rank
 
 
 def _read_label_map(folder: Path) -> dict[int, str]:

@@ -52,7 +52,7 @@ def _colour(*colour: int) -> np.ndarray:
     return np.where(_disc()[..., None] > 0, np.array(colour[::-1], np.uint8), np.uint8(0))
 
 
-COLOURS = ((0, 0, 0), (0, 128, 0), (128, 0, 0))
+COLOURS = ((0, 0, 0), (128, 0, 0), (0, 128, 0))
 
 
 def test_few_colours_are_those_of_classes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -62,12 +62,13 @@ def test_few_colours_are_those_of_classes(tmp_path: Path, caplog: pytest.LogCapt
     )
     found = choose_mask_options(masks, MaskOptions())
     assert found == MaskOptions(colors=COLOURS)
-    line = "data.mask_read.colors=[[0,0,0],[0,128,0],[128,0,0]]; data.classes=[name1,name2]"
+    line = "data.mask_read.colors=[[0,0,0],[128,0,0],[0,128,0]]; data.classes=[name1,name2]"
     assert line in caplog.text
     for path, is_marked in zip(masks, (True, False, True, False), strict=True):
         assert_array_equal(read_mask(path, found)[0], (_disc() > 0) & is_marked)
-    three = choose_mask_options(masks, MaskOptions(classes=3))
-    assert [int(read_mask(path, three).max()) for path in masks] == [2, 0, 1, 0]
+    three = choose_mask_options(masks, MaskOptions(classes=3), ["dent", "pit"])
+    assert "classes are dent [128, 0, 0], pit [0, 128, 0]" in caplog.text
+    assert [int(read_mask(path, three).max()) for path in masks] == [1, 0, 2, 0]
     assert MaskDecoder(three).header(ImageSource((str(masks[0]),)))[:3] == (1, 60, 80)
     with pytest.raises(DataError, match="masks hold 3 colors, including the background"):
         choose_mask_options(masks, MaskOptions(classes=5))
@@ -221,3 +222,22 @@ def test_label_maps_of_cvat_name_colours(tmp_path: Path, caplog: pytest.LogCaptu
     found = choose_mask_options(masks, MaskOptions())
     assert found.colors == ((0, 0, 0), (128, 0, 0), (0, 128, 0))
     assert "data.classes=[scratch,dent] tells them apart" in caplog.text
+    named = choose_mask_options(masks, MaskOptions(classes=3), ["dent", "scratch"])
+    assert named.colors == ((0, 0, 0), (0, 128, 0), (128, 0, 0))
+
+
+@pytest.mark.parametrize("mark", [(128, 0, 0), (255, 255, 255)])
+def test_palettes_that_number_colours_differently_are_read_as_colours(
+    mark: tuple[int, int, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = []
+    for number, is_swapped in enumerate((False, True, False)):
+        image = Image.fromarray(((_disc(1) > 0) ^ is_swapped).astype(np.uint8), "P")
+        image.putpalette([*mark, 0, 0, 0] if is_swapped else [0, 0, 0, *mark])
+        paths.append(tmp_path / f"{number}.png")
+        image.save(paths[-1])
+    options = choose_mask_options(paths, MaskOptions())
+    assert "palettes of masks number the same colors differently" in caplog.text
+    for path in paths:
+        assert_array_equal(read_mask(path, options)[0], _disc(1) > 0)
+    assert choose_mask_options(paths[::2], MaskOptions()) == MaskOptions()

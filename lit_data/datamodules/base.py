@@ -102,7 +102,8 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
     @override
     def __str__(self) -> str:
         """Return the samples of each split in use; Lightning's text would read all batches."""
-        counts = [f"{stage} {len(dataset)}" for stage, dataset in self._datasets.items()]
+        used = [split for split in SPLITS if split in self._datasets]
+        counts = [f"{split} {len(self._datasets[split])}" for split in used]
         before = "" if self._is_open else "not set up"
         return f"{type(self).__name__}({', '.join(counts) or before})"
 

@@ -54,8 +54,8 @@ def test_a_printed_datamodule_reads_no_batch(data: StripeDataModule) -> None:
     assert str(data) == "StripeDataModule(not set up)"
     data.prepare_data()
     data.setup("fit")
-    numbers = [len(data.dataset(split)) for split in ("train", "val")]
-    assert str(data) == "StripeDataModule(train {}, val {})".format(*numbers)
+    numbers = [len(data.dataset(split)) for split in ("train", "val", "test")]
+    assert str(data) == "StripeDataModule(train {}, val {}, test {})".format(*numbers)
 
 
 def test_overfitting_sees_the_same_samples_in_each_epoch(

@@ -220,14 +220,21 @@ class _Selector(_DataHookSelector):
         return super().get_instance(hook_name)
 
 
-def count_trained(trainer: L.Trainer) -> tuple[int, int]:
+def count_trained(trainer: L.Trainer, began: int | None) -> tuple[int, int]:
     """Return the current epoch, and the number of its batches whose step is done.
 
-    Lightning fetches batches ahead of their steps; those are not counted.
+    Lightning fetches batches ahead of their steps; those are not counted. An epoch that `max_steps`,
+    `max_time` or an early stop has cut is the current one still.
+
+    Args:
+        trainer: The Trainer.
+        began: Epoch of the last pass over the training data; None at the beginning of one.
     """
-    loop: Any = trainer.fit_loop  # its progress is typed without `processed`
-    epoch = loop.epoch_progress.current.processed - _has_cut_epoch(trainer)
-    return epoch, loop.epoch_loop.batch_progress.current.processed
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress  # typed without `processed`
+    epoch = find_epoch(trainer)
+    if began is not None and epoch == began + 1 and not progress.is_last_batch:
+        epoch = began
+    return epoch, progress.current.processed if epoch == began else 0
 
 
 def find_epoch(trainer: L.Trainer) -> int:
@@ -244,23 +251,20 @@ def load_waiting_states(trainer: L.Trainer) -> None:
     trainer.fit_loop._load_combined_loader_states()
 
 
-def reopen_epoch(trainer: L.Trainer) -> None:
-    """Continue a resumed run inside an interrupted epoch, which Lightning counts as done."""
+def reopen_epoch(trainer: L.Trainer, epoch: int) -> None:
+    """Continue a resumed run inside an epoch that its checkpoint counts as done.
+
+    That is one that was cut. Lightning also counts the epochs wrongly after it has resumed from the
+    last batch of one.
+    """
     loop: Any = trainer.fit_loop
-    if not _has_cut_epoch(trainer):
+    if loop.epoch_progress.current.ready != loop.epoch_progress.current.processed:
         return
     for counts in (loop.epoch_progress.current, loop.epoch_progress.total):
-        counts.processed = counts.ready - 1
-        counts.completed = min(counts.completed, counts.processed)
+        counts.ready = counts.started = epoch + 1
+        counts.processed = epoch
+        counts.completed = min(counts.completed, epoch)
     loop.restarting = True  # Lightning does not set it, as there seemed to be no open epoch
-
-
-def _has_cut_epoch(trainer: L.Trainer) -> bool:
-    """Return True if `max_steps`, `max_time` or an early stop left out batches of the last epoch."""
-    loop: Any = trainer.fit_loop
-    epochs = loop.epoch_progress.current
-    is_done: bool = 0 < epochs.ready == epochs.processed
-    return is_done and not loop.epoch_loop.batch_progress.is_last_batch
 
 
 def keep_earlier_rows(logger: CSVLogger) -> None:

@@ -144,12 +144,13 @@ class TrainerRun:
         trainer = self.trainer
         if trainer is not None and self.is_under_way:
             loader.count_trained = partial(count_trained, trainer)
-            loader.set_epoch(find_epoch(trainer))
+            if not loader.repeats:
+                loader.set_epoch(find_epoch(trainer))
         if state is None:
             return
         loader.load_state_dict(state)
         if trainer is not None and state["batches"]:
-            reopen_epoch(trainer)
+            reopen_epoch(trainer, state["epoch"])
 
     def close(self) -> None:
         """Stop the workers, and drop a state for which no loader was made."""

@@ -91,8 +91,8 @@ class MicroBatchLoader:
     Attributes:
         epoch: Epoch of the order and the random numbers of the next pass.
         sampler: Object through which a Trainer sets the epoch.
-        count_trained: Returns (epoch, batches trained in it) if it is known, as with a Trainer;
-            otherwise every returned batch counts as trained.
+        count_trained: Returns (epoch, batches trained in it) from the epoch of the last pass, if it
+            is known, as with a Trainer; otherwise every returned batch counts as trained.
         device: CUDA device to which the next batch is copied in advance
             (`lit_data.loading.transfer`); with None the consumer copies batches.
         assemble_s: Seconds spent so far on returning batches, without waiting for workers.
@@ -143,11 +143,12 @@ class MicroBatchLoader:
         self._batch_size: int | None = None
         self.options.count_batch(self._order.world_size)
         self.epoch, self._epochs_per_pass = 0, 1
-        self.count_trained: Callable[[], tuple[int, int]] | None = None
+        self.count_trained: Callable[[int | None], tuple[int, int]] | None = None
         self.device: torch.device | None = None
         self.pin_device: torch.device | None = None
         self.assemble_s = 0.0
         self._resumed: LoaderState | None = None
+        self._began = 0  # epoch of a Trainer in which the pass began
         self._iterators = self._handed_out = 0  # since `_resumed` was loaded; batches of the pass
         self._fetched_ahead: int | None = None
         self._has_told_length = False
@@ -284,11 +285,10 @@ class MicroBatchLoader:
         epoch, batches = progress.epoch, progress.batches
         if self.count_trained is not None:
             # Batches that were fetched before their step are not trained yet.
-            epoch, batches = self.count_trained()
+            began = self._began if self._progress else self._trained_epoch(epoch)
+            epoch, batches = self.count_trained(began)
         elif self._assembly is not None:
             batches = max(0, batches - (self._fetched_ahead or 0))
-        if epoch != progress.epoch:
-            batches = 0
         position = progress.ends.get(batches, progress.position) if batches else 0
         return LoaderState.within(order, epoch, position, batches, self.batch_size).to_plain()
 
@@ -305,8 +305,9 @@ class MicroBatchLoader:
         resumed.check_fits(self.order)
         if self._has_told_length and not self.resizable:
             resumed.check_length(self.batch_size, self.order.world_size)
-        self.epoch, self._progress = resumed.epoch, None
-        self._resumed, self._iterators = resumed, 0
+        if not (self.repeats and self.count_trained is not None):
+            self.epoch = resumed.epoch
+        self._resumed, self._progress, self._iterators = resumed, None, 0
 
     @property
     def has_chosen(self) -> bool:
@@ -362,11 +363,13 @@ class MicroBatchLoader:
         self._orders.check_ranks()
         progress = self._start(self.epoch)
         if progress.batches and not order.steps(progress.position, self.batch_size):
-            progress = EpochProgress(self.epoch + self._epochs_per_pass)  # it was complete
+            further = 0 if self.repeats else self._epochs_per_pass
+            progress = EpochProgress(self.epoch + further)  # it was complete
         order.draw(progress.epoch)
         if progress.position and self._resumed is not None:
             self._resumed.check_drawn(order.digest(progress.epoch))
         self._order, self._iterators = order, PER_PASS
+        self._began = self._trained_epoch(progress.epoch)
         if not self.repeats:
             self.epoch = (progress.epoch + self._epochs_per_pass) % EPOCHS
         return progress
@@ -460,9 +463,15 @@ class MicroBatchLoader:
         return resumed is not None and resumed.is_elastic(self.batch_size, self.order.world_size)
 
     def _start(self, epoch: int) -> EpochProgress:
-        if self._resumed is not None and self._resumed.epoch == epoch:
-            return self._resumed.start()
+        if self._resumed is not None and self._resumed.epoch == self._trained_epoch(epoch):
+            return replace(self._resumed.start(), epoch=epoch)
         return EpochProgress(epoch)
+
+    def _trained_epoch(self, epoch: int) -> int:
+        """Return the epoch of the Trainer in which an epoch is trained that may be repeated."""
+        if self.repeats and self.count_trained is not None:
+            return self.count_trained(None)[0]
+        return epoch
 
     @cached_property
     def _rows(self) -> RowWriter:

@@ -120,6 +120,31 @@ def test_every_checkpoint_of_a_run_can_be_gone_on_from(
             assert torch.equal(mine, other)
 
 
+@pytest.mark.filterwarnings("ignore:The dirpath has changed from")
+@pytest.mark.filterwarnings("ignore:You requested to overfit but enabled")
+@pytest.mark.parametrize("limit", ["limit_train_batches", "overfit_batches"])
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_run_that_went_on_before_can_be_gone_on_from_anywhere(
+    tmp_path: Path, limit: str, steps: int
+) -> None:
+    def fit(start: Path | None = None, folder: Path | None = None) -> Model:
+        model, saving = Model(), ModelCheckpoint(folder, "{step}", every_n_train_steps=1)
+        saving.save_top_k = -1 if folder else 0
+        options = {limit: 3, "callbacks": [saving], "enable_checkpointing": True}
+        _trainer(tmp_path, **options).fit(
+            model, datamodule=_data(), ckpt_path=start, weights_only=True
+        )
+        return model
+
+    whole = fit(folder=tmp_path / "first")
+    fit(tmp_path / f"first/step={steps}.ckpt", tmp_path / "second")
+    paths = list((tmp_path / "second").glob("*.ckpt"))
+    assert len(paths) == EPOCHS * 3 - steps
+    for path in paths:
+        seen_before = int(path.stem.removeprefix("step=")) * 4
+        assert fit(path).seen == whole.seen[seen_before:], path.name
+
+
 class StopEarly(Callback):
     """Stops as `max_time` and early stopping do."""
 

@@ -272,15 +272,18 @@ class AdaptiveBatchSize(CopiedCallback):
             reason = "takes its batches from dataloader_iter"
         elif not (pl_module.automatic_optimization or isinstance(pl_module, MicroBatchModule)):
             reason = "uses manual optimization"
+        remark = ""
         options = {"initial_size": self.limits.initial, "max_size": self.limits.largest}
-        without_effect = [f"{name}={size}" for name, size in options.items() if size is not None]
-        if reason and (without_effect or "dataloader_iter" in reason):
+        for name, size in options.items():
+            if size is not None:
+                remark += f", {name}={size} has no effect"
+        if reason and (remark or "dataloader_iter" in reason):
             log.warning(
                 "AdaptiveBatchSize does not repeat training steps of %s, which %s: out-of-memory "
                 "errors are raised%s",
                 type(pl_module).__name__,
                 reason,
-                "".join(f", {option} has no effect" for option in without_effect),
+                remark,
             )
 
     def leaves_on_host(self, batch: Any) -> bool:  # noqa: ANN401 - any form

@@ -102,8 +102,10 @@ class BaseDataModule(BatchHooks, ABC, Generic[Rows]):
     @override
     def __str__(self) -> str:
         """Return the samples of each split in use; Lightning's text would read all batches."""
-        used = [split for split in SPLITS if split in self._datasets]
-        counts = [f"{split} {len(self._datasets[split])}" for split in used]
+        counts = []
+        for split in SPLITS:
+            if split in self._datasets:
+                counts.append(f"{split} {len(self._datasets[split])}")
         before = "" if self._is_open else "not set up"
         return f"{type(self).__name__}({', '.join(counts) or before})"
 

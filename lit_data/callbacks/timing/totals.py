@@ -129,9 +129,10 @@ class Tally:
             self.failed += batch.failed
             if batch.seconds_s is not None:
                 self.steps += 1
-                self.samples += batch.samples
-                self.counted_s += batch.seconds_s if batch.samples else 0.0
                 self.seconds += batch.seconds_s
+                if batch.samples:
+                    self.samples += batch.samples
+                    self.counted_s += batch.seconds_s
         # On a device, the parts are known only for some steps, and later than their batches.
         self.measured += len(parts)
         self.parts = tuple(map(sum, zip(self.parts, *parts, strict=True)))

@@ -228,6 +228,9 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         sampling = None
         masks = self._masks if stage == "train" and len(images) else None
         if self.sampling is not None and masks is not None:
+            if self.train_on == "good" and self.sampling.options.positives is not None:
+                message = "data.train_on=good leaves no defects: set data.sampling.positives=null"
+                raise ConfigError(message)
             # `skip_blank` is a fraction of the value range; stored pixels are compared.
             least = (self.sampling.options.skip_blank or 0) * self.transformation.values.scale
             sampling = replace(self.sampling, image_kinds=self.image_kinds)

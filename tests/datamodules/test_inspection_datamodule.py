@@ -204,9 +204,12 @@ def test_no_patch_with_a_defect_is_an_error_only_where_some_are_wanted(tmp_path:
     folder = _write_set(tmp_path / "set", every=100)
     cv2.imwrite(str(folder / "00_mask.png"), np.zeros(SIZE, np.uint8))
     assert len(_data(tmp_path).dataset("train")) > 0
+    half = SamplingOptions(positives=0.5)
     refused = r"positives=0.5, but none of the \d+ training patches shows a defect"
     with pytest.raises(ConfigError, match=refused):
-        _data(tmp_path, sampling=SamplingOptions(positives=0.5)).dataset("train")
+        _data(tmp_path, sampling=half).dataset("train")
+    with pytest.raises(ConfigError, match=r"data\.train_on=good leaves no defects"):
+        _data(tmp_path, sampling=half, train_on="good").dataset("train")
 
 
 def test_masks_of_what_is_good_are_named_and_turned_round(

@@ -76,6 +76,8 @@ _CURES: Mapping[Purpose, Mapping[str, str]] = {
     "classes": {
         **dict.fromkeys(_OUTLINES, "experiment=segmentation trains on masks"),
         **dict.fromkeys(_BOXES, "experiment=detection trains on boxes"),
+        "LabelMe": "[its|their] flags count if no folder or table names classes, and "
+        "experiment=segmentation trains on outlines",
         "CSV of labels": "if there are several tables, the first by name is read",
         "": "a CSV with the columns image and label, or a folder for each class, is read",
     },

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import logging
 import posixpath
 import re
@@ -188,6 +189,61 @@ def read_list_labels(
             labels = _match_labels(listed, images, index, (names, cure), need_all=need_all)
             return ListedLabels(labels, tuple(files))
     return None
+
+
+def read_flag_labels(
+    folder: Path, images: Sequence[Path], excluded: Sequence[Path], *, need_all: bool = True
+) -> ListedLabels | None:
+    """Read the label of each image from LabelMe files: the only one of their flags that is set.
+
+    Args:
+        folder: The root of the set.
+        images: All images.
+        excluded: Images that are left out, which files may label too.
+        need_all: As in `read_labels`.
+
+    Returns:
+        The labels, or None if no file has a flag that is set.
+
+    Raises:
+        DataError: Files label missing images, or set several flags, or images have no label.
+    """
+    index = NameIndex(images, excluded)
+    listed, files = list[_Row](), list[Path]()
+    for path in list_shown(folder, "*.json"):
+        check_inside(path, folder)
+        flags, named = _read_flags(path)
+        if not flags:
+            continue
+        if len(flags) > 1:
+            raise DataError(
+                f"{show_path(path)}: several flags are set ({', '.join(flags)}), but an image has one "
+                "class: leave one"
+            )
+        stem = str(path.with_suffix(""))
+        listed.append(_Row(str(path), stem if index.has(stem) else named, flags[0]))
+        files.append(path)
+    if not files:
+        return None
+    cure = "set one flag in each LabelMe file, or skip images with data.exclude"
+    source = ("the flags of LabelMe files", cure)
+    return ListedLabels(
+        _match_labels(listed, images, index, source, need_all=need_all), tuple(files)
+    )
+
+
+def _read_flags(path: Path) -> tuple[list[str], str]:
+    """Return the flags that a LabelMe file sets, and the name of its image; none for other JSON."""
+    with open_source(path) as stream:
+        try:
+            content = json.loads(read_whole(stream))
+        except (ValueError, RecursionError):
+            return [], ""
+    if not isinstance(content, dict) or not isinstance(content.get("flags"), dict):
+        return [], ""
+    flags = [str(name) for name, is_set in content["flags"].items() if is_set is True]
+    named = str(content.get("imagePath") or "").replace("\\", "/")
+    return flags, posixpath.basename(named)
 
 
 def list_shared_folders(folder: Path, names: Sequence[str]) -> list[Path]:

@@ -11,7 +11,12 @@ import numpy as np
 from typing_extensions import override
 
 from lit_data.annotations.formats import add_label_files
-from lit_data.annotations.tables import describe_lack, read_labels, read_list_labels
+from lit_data.annotations.tables import (
+    describe_lack,
+    read_flag_labels,
+    read_labels,
+    read_list_labels,
+)
 from lit_data.core.addresses import is_sharded
 from lit_data.core.errors import ConfigError, list_some
 from lit_data.core.grid import pair_px
@@ -44,7 +49,8 @@ log = logging.getLogger(__name__)
 class LabelledFiles(InspectionFiles):
     """Whole images, the label of each as its kind, and the size they are scaled to.
 
-    The label comes from `class_pattern`, a CSV file, or else the kind of the image's folder. If all
+    The label comes from `class_pattern`, a CSV file, the kind of the image's folder, or else from
+    lists or the flags of LabelMe. If all
     images have one kind, it is ``defect`` for images with a mask and ``good`` for those without.
 
     Args:
@@ -90,6 +96,8 @@ class LabelledFiles(InspectionFiles):
         table = read_labels(*files, need_all=not self._is_predicted)
         if table is None and len(set(image_set.kinds)) < 2:  # one folder of all is no class
             table = read_list_labels(*files, need_all=not self._is_predicted)
+            if table is None and ".json" in self.leftovers.unread:
+                table = read_flag_labels(*files, need_all=not self._is_predicted)
         used = () if table is None else table.files
         add_label_files(self.leftovers, self.folder, "classes", used)
         if table is not None:
@@ -332,7 +340,8 @@ class LabelledImageDataModule(InspectionDataModule):
         known = sorted(set(self.source.image_set.kinds) - {""})
         if len(known) < 2:
             names = [self.source.name(path) for path in self.source.image_set.images]
-            raise ConfigError(describe_lack(self.source.folder, known, names))
+            lack = describe_lack(self.source.folder, known, names)
+            raise ConfigError(f"{lack}{self.source.leftovers.quote()}")
         missing = [name for name in self.classes or () if name not in known]
         if missing:
             raise ConfigError(

@@ -1,10 +1,12 @@
-"""Labels of images in text files."""
+"""Labels of images in text files and in flags."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from lit_data.annotations.tables import read_list_labels, split_label
+from lit_data.annotations.tables import read_flag_labels, read_list_labels, split_label
+from lit_data.core.errors import DataError
 
 
 @pytest.mark.parametrize(
@@ -33,3 +35,26 @@ def test_texts_that_are_no_lists_do_no_harm(tmp_path: Path) -> None:
     listed = read_list_labels(tmp_path, images, ())
     assert listed is not None
     assert listed.labels == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"a": True, "b": True}, r"2.json: several flags are set \(a, b\)"),
+        ({"a": False}, "2.png: an image without a label in the flags of LabelMe files"),
+    ],
+)
+def test_the_only_flag_of_an_image_is_its_label(
+    flags: dict[str, bool], message: str, tmp_path: Path
+) -> None:
+    images = [tmp_path / "1.png", tmp_path / "2.png"]
+    (tmp_path / "notes.json").write_text("[]")
+    assert read_flag_labels(tmp_path, images, ()) is None
+    (tmp_path / "job.json").write_text(json.dumps({"flags": {"a": True}, "imagePath": "x\\1.png"}))
+    (tmp_path / "2.json").write_text(json.dumps({"flags": {"b": True, "a": False}}))
+    listed = read_flag_labels(tmp_path, images, ())
+    assert listed is not None
+    assert listed.labels == ("a", "b")
+    (tmp_path / "2.json").write_text(json.dumps({"flags": flags}))
+    with pytest.raises(DataError, match=message):
+        read_flag_labels(tmp_path, images, ())

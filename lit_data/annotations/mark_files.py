@@ -39,7 +39,12 @@ from lit_data.annotations.tables import (
     refuse_repeated,
 )
 from lit_data.annotations.voc import read_xml
-from lit_data.annotations.yolo import find_class_file, name_numbers, read_class_names
+from lit_data.annotations.yolo import (
+    find_class_file,
+    name_numbers,
+    read_class_names,
+    refuse_key_points,
+)
 from lit_data.core.errors import DataError, Problems, escape, show_path
 from lit_data.core.files import check_kind
 from lit_data.core.names import is_mask_folder
@@ -307,12 +312,17 @@ def _read_csv(path: Path, annotated: Annotated) -> None:
 
 
 def _read_yolo(paths: Sequence[Path], annotated: Annotated) -> None:
-    """Read the label files of a dataset with any outlines; lines without an outline are then faults."""
+    """Read the label files of a dataset with any outlines; lines without an outline are then faults.
+
+    Raises:
+        DataError: The lines are boxes with key points, which look like outlines.
+    """
     texts = {path: _read_text(path) for path in paths}
     matches = {path: [*map(_POLYGON.fullmatch, lines)] for path, lines in texts.items()}
     numbers = {int(match[1]) for found_lines in matches.values() for match in found_lines if match}
     if not numbers:
         return
+    refuse_key_points(annotated.folder)
     name_of = name_numbers(numbers, read_class_names(annotated.folder))
     named_by = find_class_file(annotated.folder)
     annotated.files += [] if named_by is None else [named_by]

@@ -178,11 +178,13 @@ class DataYaml:
         folder: ``path``, relative to the folder of the file.
         splits: Folders and list files of each of train, val and test that the file names, relative
             to `folder`.
+        has_key_points: True if lines of label files are boxes with key points.
     """
 
     classes: tuple[str, ...]
     folder: str
     splits: Mapping[str, tuple[str, ...]]
+    has_key_points: bool = False
 
 
 def read_data_yaml(path: PathText) -> DataYaml:
@@ -209,7 +211,21 @@ def read_data_yaml(path: PathText) -> DataYaml:
             split = find_listed_split(str(key))
             if split and entry:
                 splits[split] = _read_entry(key, entry)
-        return DataYaml(classes, folder, splits)
+        return DataYaml(classes, folder, splits, has_key_points="kpt_shape" in content)
+
+
+def refuse_key_points(root: Path) -> None:
+    """Refuse a dataset with key points, whose lines look like outlines.
+
+    Raises:
+        DataError: Its YAML file has `kpt_shape`.
+    """
+    path = find_set_yaml(root)
+    if path is not None and read_data_yaml(path).has_key_points:
+        raise DataError(
+            f"{show_path(path)}: kpt_shape means that labels are boxes with key points, which are not "
+            "read: keep the first five columns of each line for experiment=detection"
+        )
 
 
 def find_set_yaml(root: Path) -> Path | None:

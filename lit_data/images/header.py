@@ -221,7 +221,7 @@ def _count_channels(stored: StoredImage, options: ReadOptions) -> int:
     # A palette with a transparent colour is never opaque, but its numbers alone do not show that.
     refuses = options.alpha == "error" or (options.alpha == "opaque" and stored.palette)
     if stored.alpha and refuses and (expands or not stored.palette):
-        raise DataError(f"{channels} channel(s) and alpha; {options.alpha_cure}")
+        raise DataError(f"{counted(channels, 'channel')} and alpha; {options.alpha_cure}")
     if expands:
         channels = 3
     if options.equal_channels != "keep":
@@ -261,7 +261,9 @@ def _note_changes(
 ) -> tuple[str, ...]:
     notes = [*note_inversion(stored, options)]
     if stored.orientation != 1:
-        done = "applied" if options.exif == "apply" else 'not applied (exif="ignore")'
+        done = "applied"
+        if options.exif != "apply":
+            done = f"not applied; {options.key}.exif=apply turns images as viewers show them"
         notes.append(f"orientation {stored.orientation} {done}")
     if dtype != stored.dtype and not stored.palette:
         notes.append(f"{stored.dtype} cast to {dtype}")

@@ -23,6 +23,7 @@ from lit_data.images.header_raster import (
 from lit_data.images.header_tiff import open_tiff
 from lit_data.images.npy import find_channel_axis
 from lit_data.images.read_options import DEFAULT_READ, ReadOptions, StoredImage, invert, must_invert
+from lit_inspect.counts import counted
 from lit_inspect.npy import NPY_LOCK
 
 _HARMLESS = re.compile(
@@ -300,7 +301,7 @@ def _check_opaque(alpha: Array | None, stored: StoredImage, options: ReadOptions
     """Refuse an alpha channel that is not opaque, or that the decoder does not return."""
     if alpha is None or alpha.dtype.kind != "u" or alpha.min() < np.iinfo(alpha.dtype).max:
         raise DataError(
-            f"{stored.colors} channel(s) and alpha, not opaque everywhere; {options.alpha_cure}"
+            f"{counted(stored.colors, 'channel')} and alpha, not opaque everywhere; {options.alpha_cure}"
         )
 
 

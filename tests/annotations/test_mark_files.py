@@ -409,3 +409,12 @@ def test_every_file_that_marks_an_image_is_noted(tmp_path: Path) -> None:
     assert [path.name for path in annotated.files] == ["cracks.json", "pits.json"]
     less = read_annotations(tmp_path, [tmp_path / "0.jpg"], exclude=["pits.json"])
     assert [path.name for path in less.files] == ["cracks.json"]
+
+
+def test_boxes_with_key_points_are_no_outlines(tmp_path: Path) -> None:
+    save(tmp_path)
+    (tmp_path / "0.txt").write_text("0 .5 .5 .4 .4 .3 .3 .6 .6\n")
+    assert len(draw(tmp_path)) == 1
+    (tmp_path / "data.yaml").write_text("names: [crack]\nkpt_shape: [2, 2]\n")
+    with pytest.raises(DataError, match=r"kpt_shape means that labels are boxes with key points"):
+        draw(tmp_path)

@@ -344,7 +344,9 @@ def test_an_orientation_is_noted(tmp_path: Path) -> None:
         path.write_bytes(_saved(RGB, kind, exif=exif))
         header, turned = read_header(path), read_header(path, ReadOptions(exif="apply"))
         assert header.shape == (3, 6, 8)
-        assert header.notes == ('orientation 6 not applied (exif="ignore")',)
+        assert header.notes == (
+            "orientation 6 not applied; data.read.exif=apply turns images as viewers show them",
+        )
         assert (turned.shape, turned.notes) == ((3, 8, 6), ("orientation 6 applied",))
     for damaged in (
         b"",

@@ -95,7 +95,7 @@ def test_a_check_tells_what_was_noticed_and_lists_all_that_is_wrong(
     with caplog.at_level("INFO"):
         problems = find_faults(sources, ImageDecoder())
     assert [Path(path).name for path, _ in problems.entries] == ["3.png", "2.png"]
-    assert '2 images: orientation 6 not applied (exif="ignore")' in caplog.text
+    assert "2 images: orientation 6 not applied; data.read.exif=apply turns" in caplog.text
     with pytest.raises(DataError, match=r"(?s)2 of 6 images are bad.*data\.on_bad=skip skips"):
         report_bad(problems, 6, "error")
     report_bad(problems, 6, "skip")

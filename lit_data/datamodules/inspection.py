@@ -183,6 +183,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
         if masks is None and self.synthesis is None:
             raise ConfigError(self.source.describe_lack())
         if stage == "train" and self.train_on == "all" and self.synthesis is None:
+            self.source.refuse_unshown()
             self._refuse_good_alone(images)
         return images, masks
 
@@ -197,8 +198,7 @@ class InspectionDataModule(MadeOfFiles, ImageDataModule):
 
     def _refuse_good_alone(self, images: Ints) -> None:
         """Refuse to train if only other splits have defects, as in sets for anomaly detection."""
-        masks = self._masks
-        has_mask = np.zeros(0, np.bool_) if masks is None else masks.of_image >= 0
+        has_mask = np.zeros(0, np.bool_) if self._masks is None else self._masks.of_image >= 0
         if len(images) and has_mask.any() and not has_mask[images].any():
             raise ConfigError(
                 f"{self.source.shown_root}: no image of train has a mask, and masks of "

@@ -21,7 +21,7 @@ from lit_data.core.files import write_json
 from lit_data.core.names import warn_of_names
 from lit_data.core.progress import track
 from lit_data.core.temp import temp_folder
-from lit_data.core.types import IGNORED, Bools, Ints
+from lit_data.core.types import IGNORED, Ints
 from lit_data.datamodules.image_files import MaskedImageFolder
 from lit_data.datasets.good_names import GOOD, name_kinds
 from lit_data.datasets.layouts import (
@@ -284,7 +284,7 @@ class InspectionFiles(MaskedImageFolder):
         if bad_images:
             log.warning("images with bad masks are skipped: %d", len(bad_images))
         kinds = [self.image_set.kinds[position] for position in positions]
-        class_numbers = self.number_kinds(kinds, of_image >= 0)
+        class_numbers = self.number_kinds(kinds)
         return PartialMasks(bank, np.arange(len(bank)), masks, of_image, class_numbers), bad_images
 
     def describe_lack(self) -> str:
@@ -319,14 +319,24 @@ class InspectionFiles(MaskedImageFolder):
             return False
         return not set(self.classes or ()).isdisjoint(self.image_set.kinds)
 
-    def number_kinds(self, kinds: Sequence[str], has_mask: Bools) -> Ints | None:
+    def refuse_unshown(self) -> None:
+        """Refuse to train for classes that no image shows: their names may be misspelled."""
+        known = self.image_set.categories
+        if self._kinds_are_classes:
+            known = self.image_set.masked_kinds
+        unknown = sorted({*(self.classes or known)} - known)
+        if known and unknown:
+            listed = ", ".join(sorted(known))
+            raise ConfigError(f"data.classes names {unknown}, but the images show {listed}")
+
+    def number_kinds(self, kinds: Sequence[str]) -> Ints | None:
         """Return the class of each image by its kind, 0 for others; None if kinds are not classes."""
         if self.classes is None or not self._kinds_are_classes:
             return None
-        # Kinds without a mask, such as good, do not have to be classes.
-        marked_kinds = {kinds[number] for number in np.flatnonzero(has_mask).tolist()}
-        _check_known(self.classes, marked_kinds, "kinds of images")
         number_of = {name: number for number, name in enumerate(self.classes, 1)}
+        unnamed = sorted({*kinds} - {GOOD, "", *number_of})
+        cause = "[kind of defects is|kinds of defects are] not in data.classes"
+        self.leftovers.add(cause, unnamed, "what shows [it|them] counts as background")
         return np.array([number_of.get(kind, 0) for kind in kinds], np.int64)
 
     def _draw_annotations(self, image_set: InspectionSet) -> InspectionSet:
@@ -341,9 +351,6 @@ class InspectionFiles(MaskedImageFolder):
         if annotated is None or not annotated.marks:
             return self._take_labels(image_set, annotated)
         self._note_used(annotated.files)
-        if self.classes is not None:
-            categories = set(annotated.count_categories())
-            _check_known(self.classes, categories, "categories of the annotations")
         paths = (*annotated.files, *image_set.images)
         purpose = f"masks {ANNOTATION_FORMAT} {self.classes} {self.read.fingerprint()}"
         folder = self._make_folder(
@@ -362,6 +369,7 @@ class InspectionFiles(MaskedImageFolder):
             where=f"drawn from {annotated.layout} files{self._describe_marks(annotated)}",
             boxes=None if annotated.layout == "csv" else folder / _BOXES,
             bad=frozenset(image_set.images[number] for number in problems["images"]),
+            categories=frozenset(annotated.count_categories()),
         )
 
     def _take_labels(self, image_set: InspectionSet, unmarked: Annotated | None) -> InspectionSet:
@@ -490,10 +498,3 @@ class InspectionFiles(MaskedImageFolder):
         return Scope.of_images(
             self.patterns, masks=self.masks, beside=ANNOTATION_SUFFIXES, also=LIST_PATHS
         )
-
-
-def _check_known(classes: Sequence[str], known: set[str], what: str) -> None:
-    unknown = [name for name in classes if name not in known]
-    if unknown:
-        listed = ", ".join(sorted(known)) or "none"
-        raise ConfigError(f"data.classes names {unknown}, but the {what} are {listed}")

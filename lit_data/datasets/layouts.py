@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import compress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -50,6 +51,7 @@ class InspectionSet:
         excluded: Excluded files, which annotations may still name.
         boxes: File with [n, 6] (image, class from 1 or 255, left, top, right, bottom) px of all
             objects, if annotations tell objects apart.
+        categories: Names of the categories of its annotations.
     """
 
     layout: Layout
@@ -61,6 +63,7 @@ class InspectionSet:
     parts: Mapping[Path, tuple[Path, ...]] = field(default_factory=dict)
     excluded: tuple[Path, ...] = ()
     boxes: Path | None = None
+    categories: frozenset[str] = frozenset()
 
     def keep(self, numbers: Sequence[int]) -> "InspectionSet":
         """Return the set with only the given images; the others become excluded."""
@@ -74,6 +77,11 @@ class InspectionSet:
             kinds=tuple(self.kinds[number] for number in numbers),
             excluded=(*self.excluded, *(self.images[number] for number in left_out)),
         )
+
+    @property
+    def masked_kinds(self) -> frozenset[str]:
+        """Kinds of the images that have a mask."""
+        return frozenset(compress(self.kinds, self.masks))
 
     def describe(self) -> str:
         """Return one line with the numbers of images and masks."""

@@ -52,8 +52,8 @@ def find_mask_boxes(files: InspectionFiles) -> DetectionFiles:
     """
     image_set = files.image_set
     classes = tuple(files.classes or _ONE_CLASS)
-    has_mask = np.array([mask is not None for mask in image_set.masks])
-    kinds = files.number_kinds(image_set.kinds, has_mask)
+    files.refuse_unshown()
+    kinds = files.number_kinds(image_set.kinds)
     decoder = MaskDecoder(files.mask_options)
     objects = None if image_set.boxes is None else np.load(image_set.boxes, allow_pickle=False)
     problems = Problems()

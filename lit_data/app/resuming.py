@@ -29,6 +29,7 @@ from lit_data.app.trained import (
     list_unnamed,
     put_typed,
     take_model,
+    take_reading,
 )
 from lit_data.core.errors import ConfigError, escape, show_path
 from lit_data.core.files import flatten
@@ -58,7 +59,7 @@ _BEGIN_ANEW = (
 
 
 def take_resumed(cfg: DictConfig, start: Path) -> None:
-    """Let a training go on with the model of its checkpoint, but for what is typed.
+    """Let a training go on with the model and the reading of its checkpoint, but for what is typed.
 
     Where a model is typed, it goes on with the nets, the optimizer and the schedule alone.
 
@@ -75,6 +76,10 @@ def take_resumed(cfg: DictConfig, start: Path) -> None:
     if record is None:
         return
     trained, typed = record["model"], find_typed()
+    if cfg.data._target_ == record["kind"]:
+        before = flatten({"data": to_plain(cfg.data)})
+        take_reading(cfg, record, start)
+        _log_changes(before, flatten({"data": to_plain(cfg.data)}))
     if "model" not in typed:
         check_named(cfg.model, trained, typed, start)
     if cfg.model.get("_target_") != trained.get("_target_"):
@@ -195,11 +200,15 @@ def _take_option(
                 f"{key}._target_={kind}, and {start} holds the state of {escape(trained_kind)}: "
                 f"{_BEGIN_ANEW.format(start=start)}"
             )
-    for option, value in flatten({key: taken}).items():
-        if flatten({key: here}).get(option) != value:
-            log.info("from the checkpoint: %s=%s", option, escape(str(value)))
+    _log_changes(flatten({key: here}), flatten({key: taken}))
     with open_dict(model):
         model[name] = {**taken, **references} if references else taken
+
+
+def _log_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    for option, value in after.items():
+        if before.get(option) != value:
+            log.info("from the checkpoint: %s=%s", option, escape(str(value)))
 
 
 def _list_references(node: DictConfig) -> dict[str, Any]:

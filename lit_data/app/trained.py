@@ -64,7 +64,7 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
     log.info("%s", escape(describe_record(record, checkpoint)))
     before = _read_options(cfg)
     take_model(cfg, record["model"], find_typed(), checkpoint)
-    trained_data = _take_reading(cfg, record, checkpoint) if is_same_kind else {}
+    trained_data = take_reading(cfg, record, checkpoint) if is_same_kind else {}
     after = _read_options(cfg)
     changes = _list_differences(before, after)
     if changes:
@@ -75,12 +75,10 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
     return record
 
 
-def _take_reading(
-    cfg: DictConfig, record: Mapping[str, Any], checkpoint: Path
-) -> Mapping[str, Any]:
+def take_reading(cfg: DictConfig, record: Mapping[str, Any], checkpoint: Path) -> Mapping[str, Any]:
     """Set the reading options of a checkpoint of the same kind of data, and return them.
 
-    Commands that score take the splits of its images too.
+    What is typed stays. Commands that score take the splits of its images too.
 
     Raises:
         ConfigError: See `_require_root`; or it was trained with a class or function of somebody's.

@@ -202,6 +202,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a checkpoint of `fit`."""
     folder = tmp_path_factory.mktemp("resuming")
     words = ("model.schedule=cosine", "model.optimizer.lr=0.125", "model.optimizer.eps=1e-6")
+    words += ("data.patch_px=48", "data.stride_px=48")
     objects = api.build("stripe", *TOY, f"paths.cache={folder}", f"paths.run={folder}", *words)
     objects.trainer.fit(objects.model, objects.datamodule)
     objects.trainer.save_checkpoint(folder / "trained.ckpt")
@@ -242,6 +243,7 @@ def test_what_is_not_typed_is_as_it_was_trained(
     assert optimizer.defaults["lr"] == lr
     assert optimizer.defaults["eps"] == 1e-6
     assert objects.model.schedule == schedule
+    assert objects.datamodule.patch_px == (48, 48)
     assert "from the checkpoint: model.optimizer.eps=1e-06" in caplog.text
 
 

@@ -76,9 +76,7 @@ def test_alpha_is_dropped_only_on_request(
     if not saving:
         image.putalpha(Image.fromarray(GRAY))
     image.save(path, **saving)
-    message = (
-        rf"{len(expected)} channel\(s\) and alpha, not opaque everywhere; set data.read.alpha="
-    )
+    message = rf"{len(expected)} channels? and alpha, not opaque everywhere; set data.read.alpha="
     with pytest.raises(DataError, match=f"a.png: {message}drop to read it without"):
         read_image(path)
     assert_array_equal(_read(path, alpha="drop"), expected)

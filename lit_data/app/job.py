@@ -41,7 +41,7 @@ from lit_data.core.errors import (
     settle_lines,
     show_path,
 )
-from lit_data.core.files import write_json, write_text
+from lit_data.core.files import remove_parts, write_json, write_text
 from lit_data.core.heap import keep_freed_memory, load_module
 
 _OBSERVER = "child-process-observer"
@@ -289,7 +289,7 @@ def _run_command(
 def noting_failure(cfg: DictConfig, folder: Path) -> Iterator[None]:
     """Write failure.json (status, exit code, reason in one line) and the report on a failure.
 
-    What an earlier start in this folder wrote at its end goes first.
+    What an earlier start in this folder wrote at its end, or left unfinished, goes first.
 
     Args:
         cfg: The configuration.
@@ -298,6 +298,7 @@ def noting_failure(cfg: DictConfig, folder: Path) -> Iterator[None]:
     if is_first_rank():
         for name in (FAILURE, SUMMARY):
             (folder / name).unlink(missing_ok=True)
+        remove_parts(folder / "checkpoints")
     try:
         yield
     except PartlyDoneError:

@@ -279,6 +279,18 @@ def _encode_json(content: Mapping[str, Any]) -> str:
     return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
 
+def remove_parts(folder: Path) -> None:
+    """Remove the partial files that killed processes left below a folder.
+
+    They have names that nothing else has; no link is followed or removed.
+    """
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = Path(parent) / name
+            if PART.fullmatch(name) and stat.S_ISREG(path.lstat().st_mode):
+                path.unlink(missing_ok=True)
+
+
 def flatten(tree: Any, above: str = "") -> dict[str, Any]:  # noqa: ANN401 - what JSON and YAML hold
     """Return the leaves of nested mappings by dotted keys; a list is a leaf."""
     if not isinstance(tree, Mapping):

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from lit_data.core.errors import ConfigError, DataError, StoreBusyError, StoreError, show_path
-from lit_data.core.files import PART, check_kind, flatten, open_regular, write_json, write_json_once
+from lit_data.core.files import (
+    check_kind,
+    flatten,
+    open_regular,
+    remove_parts,
+    write_json,
+    write_json_once,
+)
 from lit_data.images.store.files import write_all
 from lit_data.predict.options import Share
 
@@ -319,12 +326,10 @@ def _remove_unfinished(folder: Path) -> None:
 
     Those lack or contradict what is written from now on. No link is followed or removed.
     """
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = Path(parent) / name
-            is_result = path.parent == folder and _RESULTS.fullmatch(name)
-            if (is_result or PART.fullmatch(name)) and stat.S_ISREG(path.lstat().st_mode):
-                path.unlink(missing_ok=True)
+    remove_parts(folder)
+    for path in folder.iterdir():
+        if _RESULTS.fullmatch(path.name) and stat.S_ISREG(path.lstat().st_mode):
+            path.unlink(missing_ok=True)
 
 
 def _check_identity(path: Path, identity: Mapping[str, Any], cure: str) -> None:

@@ -222,9 +222,13 @@ def test_failing_run_leaves_its_reason_and_a_report(tmp_path: Path) -> None:
     page = Page(folder / "report.html")
     assert "This run failed out of memory: one sample of 3x9x9 does not fit" in page.text
     assert page.find("details", "open") == [""]  # its warnings
-    (folder / "summary.json").write_text("{}")
+    left_over = folder / "checkpoints/.lit_data-0123456789abcdef.part"
+    left_over.parent.mkdir(exist_ok=True)
+    for path in (left_over, folder / "summary.json"):
+        path.write_text("{}")
     with noting_failure(cfg, folder):
         assert not (folder / "summary.json").exists()  # also if it is killed now
+        assert not left_over.exists()
     assert not (folder / "failure.json").exists()
 
 

@@ -147,8 +147,10 @@ class Source(FileOptions, ABC):
 
     @property
     def shown_root(self) -> str:
-        """The root for a message: as it was given if its files are stored elsewhere, else the folder."""
-        return show_path(self.folder if self._elsewhere is None else str(self.root))
+        """The root for a message, as it was given, or the folder of the synthetic dataset."""
+        if self._elsewhere is not None:
+            return show_path(str(self.root))
+        return show_path(Path(self.root) if self.root else self.folder)
 
     def refresh(self) -> None:
         """Update the mirror of a root on a server, or the index of a set of shards."""

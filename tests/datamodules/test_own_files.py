@@ -58,6 +58,7 @@ def test_one_file_is_a_folder_of_one_image(tmp_path: Path) -> None:
     for source in sources:
         [image] = source.list_images()
         assert source.name(image.paths[0]) == "ä b.png"
+        assert source.shown_root.endswith("images/ä b.png")  # and not its copy in the cache
         assert Path(image.paths[0]).read_bytes() == place["root"].read_bytes()
     # A file that was written anew is read anew.
     place["root"].unlink()

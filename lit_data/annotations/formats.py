@@ -13,7 +13,7 @@ from lit_data.images.discovery import check_inside, name_below
 Purpose = Literal["masks", "boxes", "classes", "pairs"]
 """Content of label files that a kind of data reads."""
 
-_EXTENSIONS = (".json", ".jsonl", ".geojson", ".xml", ".csv", ".tsv", ".xlsx", ".txt")
+_EXTENSIONS = (".json", ".jsonl", ".ndjson", ".geojson", ".xml", ".csv", ".tsv", ".xlsx", ".txt")
 _NO_LABELS = re.compile(
     "(readme|licen[cs]e|copying|requirements|classes|names|splits|train|val|test|trainval).*",
     re.IGNORECASE,
@@ -34,9 +34,11 @@ _FORMATS = (
     ("COCO", ".json", r'"images"\s*:'),
     ("segment-anything", ".json", r'"image"\s*:', r'"segmentation"\s*:'),
     ("Datumaro", ".json", r'"items"\s*:'),
+    ("Supervisely", ".json", r'"objects"\s*:', r'"(?:classTitle|geometryType)"\s*:'),
     ("VGG Image Annotator", ".json", r'"regions"\s*:'),
     ("Label Studio", ".json", r'"annotations"\s*:', r'"result"\s*:'),
     ("JSON lines", ".jsonl"),
+    ("JSON lines", ".ndjson"),
     ("GeoJSON", ".geojson"),
     ("Excel", ".xlsx"),
     ("TSV", ".tsv"),

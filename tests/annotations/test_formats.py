@@ -37,6 +37,18 @@ def test_formats_of_text_are_known(name: str, tmp_path: Path) -> None:
     assert find_format(path, tmp_path) == name
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.jpg.json", '{"objects": [{"geometryType": "polygon"}]}', "Supervisely"),
+        ("a.ndjson", '{"data_row": {"external_id": "a.jpg"}}', "JSON lines"),
+    ],
+)
+def test_formats_of_json_are_known(name: str, text: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    assert find_format(tmp_path / name, tmp_path) == expected
+
+
 @pytest.mark.parametrize("content", CONTENTS)
 def test_formats_of_programs_are_known(content: str, tmp_path: Path) -> None:
     name, label_format = CONTENTS[content]

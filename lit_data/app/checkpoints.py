@@ -278,6 +278,8 @@ def _check_any(checkpoint: Path | None, names: Sequence[str], folder: str | Path
         # A run that ended before its first validation has no best one.
         others = [] if is_remote(str(folder)) else sorted(Path(folder).glob("checkpoints/*.ckpt"))
         cure = f"give ckpt={others[-1]}" if others else "run fit first, or give ckpt=<path>"
+        if others and others[-1].name == "last.ckpt":
+            cure = "give ckpt=last"  # which goes with run=FOLDER, as a path does not
         raise DataError(f"no {' or '.join(names)} below {folder}: {cure}")
     return checkpoint
 

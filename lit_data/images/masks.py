@@ -336,9 +336,10 @@ def _cure_small_values(values: Array, options: MaskOptions) -> str:
     middle = max(1, (largest + 1) // 2)
     edges = f"set data.mask_read.threshold={middle} if the values in between are gray edges"
     numbers = f"set data.mask_read.classes={largest + 1} if these are class numbers"
-    cure = numbers if _are_class_numbers(values) else edges
+    every = "data.mask_read.threshold=1 if every value but 0 is a defect"
+    cure = numbers if _are_class_numbers(values) else f"{edges}, or {every}"
     if are_two and largest >= _FEW:
-        cure = "set data.mask_read.threshold=1 if every value but 0 is a defect"
+        cure = f"set {every}"
     if are_two and options.palette == "index":
         palette = "if they are black and white in a palette"
         return f"{cure}, or data.mask_read.palette=expand {palette}"

@@ -114,3 +114,10 @@ def test_a_mask_is_turned_as_its_image(tmp_path: Path) -> None:
     assert_array_equal(read_mask(path), BINARY[None])
     turned = read_mask(path, MaskOptions(exif="apply"))
     assert_array_equal(turned, np.rot90(BINARY, -1)[None])
+
+
+def test_numbers_of_instances_are_asked_about(tmp_path: Path) -> None:
+    path = save_picture(tmp_path / "a.png", np.array([[0, 17, 34]], np.uint8))
+    hint = "threshold=1 if every value but 0 is a defect"
+    with pytest.raises(DataError, match=rf"mask with the values 0, 17, 34; .*{hint}"):
+        read_mask(path)

@@ -28,7 +28,6 @@ from lit_data.core.lightning_internals import (
 from lit_data.core.types import Batch, PlannedBatch, Stage
 from lit_data.datamodules.batch_format import BatchFormat, format_batch, gives_dict
 from lit_data.datamodules.trainer_run import TrainerRun
-from lit_data.loading.staging import INDICES
 from lit_data.loading.transfer import StagedBatch, finish_transfer
 
 _OTHER = "pytorch_lightning"
@@ -275,7 +274,9 @@ class ModuleRun(TrainerRun):
         except LitDataError:
             raise
         except Exception as error:
-            if isinstance(batch, Mapping) and INDICES in batch:
+            loader = self.loaders.get(self.stage)
+            fields = {} if loader is None else getattr(loader.dataset, "fields", {})
+            if isinstance(batch, Mapping) and fields and fields.keys() <= batch.keys():
                 raise
             kind = (
                 f"dict with the keys {list(batch)}" if isinstance(batch, Mapping) else _name(batch)

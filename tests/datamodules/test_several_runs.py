@@ -209,6 +209,17 @@ class Beside(Data):
         return CombinedLoader({"a": own, "b": DataLoader(torch.zeros(4, 2))})
 
 
+@pytest.mark.parametrize("hook", ["plan_batch", "finish_batch"])
+def test_an_error_of_a_class_of_ones_own_stays_what_it_is(hook: str) -> None:
+    def fail(batch: Batch, stage: Stage) -> Batch:
+        raise KeyError("not a key of a batch")
+
+    data = Beside("list")
+    setattr(data, hook, fail)
+    with pytest.raises(KeyError, match="not a key of a batch"):
+        _trainer().fit(Model(), datamodule=data)
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [

@@ -106,9 +106,10 @@ def _refuse_foreign(
     data: DictConfig, trained: Mapping[str, Any], typed: set[str], checkpoint: Path
 ) -> None:
     """Refuse options of a checkpoint that name what is not of this package, unless they are typed."""
+    typed_names = _list_typed(typed)
     for name, value in trained.items():
         for target in list_targets(value):
-            if target.startswith(_OUR_KINDS) or f"data.{name}" in typed:
+            if target.startswith(_OUR_KINDS) or name in typed_names:
                 continue
             if value != to_plain(data[name]):
                 raise ConfigError(
@@ -293,7 +294,7 @@ def is_plain(name: str) -> bool:
 
 def _take_data(data: DictConfig, trained: Mapping[str, Any], typed: set[str]) -> None:
     """Set the options of a checkpoint, but for what is typed and what that excludes."""
-    typed_names = {key.split(".")[1] for key in typed if key.startswith("data.")}
+    typed_names = _list_typed(typed)
     chosen = set(typed_names)
     for options in _EXCLUSIVE:
         if options & typed_names:
@@ -303,11 +304,18 @@ def _take_data(data: DictConfig, trained: Mapping[str, Any], typed: set[str]) ->
         if name in chosen:
             if not (isinstance(value, Mapping) and isinstance(here, DictConfig)):
                 continue
+            if value.get("_target_") != here.get("_target_"):
+                continue
             parts = [str(part) for part in here]
             typed_parts = {part: here[part] for part in parts if f"data.{name}.{part}" in typed}
             value = {**value, **typed_parts}
         with open_dict(data):
             data[name] = value
+
+
+def _list_typed(typed: set[str]) -> set[str]:
+    """Return the names of the options of data that were typed, as a whole or in part."""
+    return {key.split(".")[1] for key in typed if key.startswith("data.")}
 
 
 def _take_splits(data: DictConfig, table: Path, typed: set[str]) -> None:

@@ -227,12 +227,18 @@ def test_classes_of_a_foreign_record_are_not_built(trained: Path, tmp_path: Path
 
 @pytest.mark.parametrize("name", ["read", "batch_format"])
 def test_no_function_of_a_foreign_record_reads_data(
-    name: str, trained: Path, tmp_path: Path
+    name: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cfg = _configuration()
     option = {"_target_": "mine.batches.make", "_partial_": True}
+    path = _change_record(trained, tmp_path, data={name: option})
     words = f"'data.{name}={{_target_: mine.batches.make, _partial_: True}}' --package mine"
     with pytest.raises(ConfigError, match=f"mine.batches.make, .*: add {re.escape(words)}$"):
-        take_trained(_configuration(), _change_record(trained, tmp_path, data={name: option}))
+        take_trained(cfg, path)
+    cfg.data[name] = {"x": "image"}
+    monkeypatch.setattr("lit_data.app.trained.find_typed", lambda: {f"data.{name}.x"})
+    take_trained(cfg, path)
+    assert cfg.data[name] == {"x": "image"}
 
 
 def test_a_model_gets_batches_of_the_format_that_it_was_trained_with(

@@ -50,8 +50,8 @@ class LabelledFiles(InspectionFiles):
     """Whole images, the label of each as its kind, and the size they are scaled to.
 
     The label comes from `class_pattern`, a CSV file, the kind of the image's folder, or else from
-    lists or the flags of LabelMe. If all
-    images have one kind, it is ``defect`` for images with a mask and ``good`` for those without.
+    lists or the flags of LabelMe. If all images have one kind, it is ``defect`` for images with a
+    mask and ``good`` for those without.
 
     Args:
         class_pattern: A regular expression that finds the label of an image in its path.

@@ -28,7 +28,7 @@ from lit_data.app.checkpoints import (
 )
 from lit_data.app.configuration.names import allow_packages, resolve_target, to_plain
 from lit_data.app.configuration.targets import Recipe, instantiate, leave_out_unknown, read_recipe
-from lit_data.app.configuration.words import find_choice, find_choices, find_typed
+from lit_data.app.configuration.words import find_choice, find_choices, find_typed, list_typed
 from lit_data.app.launcher import is_first_of_machine
 from lit_data.app.monitor_guard import MonitorGuard
 from lit_data.app.rerun import read_config
@@ -337,7 +337,7 @@ def build_callbacks(cfg: DictConfig) -> dict[str, L.Callback]:
 
 def _leave_out_callbacks(cfg: DictConfig) -> DictConfig:
     """Return the callbacks that were asked for one by one, without those of the experiment."""
-    typed = {key.split(".")[1] for key in find_typed() if key.startswith("callbacks.")}
+    typed = list_typed(find_typed(), "callbacks")
     asked_for = typed.union(find_choices("extra_callbacks"))
     for name in sorted(typed):
         if "_target_" not in (cfg.callbacks.get(name) or {"_target_": None}):

@@ -43,7 +43,6 @@ _RATES = ("lr", "initial_lr")
 _OVERRULED = ("net.weights", "net.prior", "net.normalize")
 """Options of `model` that give the weights which a new training begins with."""
 _HELD = ("net", "generator", "discriminator", "normality", "schedule")
-_OURS = "lit_data."
 _COUNTS = ("last_epoch", "_step_count", "_last_lr")
 """Parts of a schedule's state that say where it stands."""
 _FACTORS = LambdaLR.__name__

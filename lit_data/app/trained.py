@@ -16,7 +16,7 @@ from lit_data.app import ON_RUNS
 from lit_data.app.checkpoints import Look, absolute_root, look_at
 from lit_data.app.configuration.names import find_targets, resolve_target, to_plain
 from lit_data.app.configuration.targets import OF_CHECKPOINT
-from lit_data.app.configuration.words import find_typed, show_override
+from lit_data.app.configuration.words import find_typed, list_typed, show_override
 from lit_data.app.run_folder import SPLIT_TABLE, SPLITTING
 from lit_data.core.errors import ConfigError, escape
 from lit_data.core.files import flatten
@@ -106,7 +106,7 @@ def _refuse_foreign(
     data: DictConfig, trained: Mapping[str, Any], typed: set[str], checkpoint: Path
 ) -> None:
     """Refuse options of a checkpoint that name what is not of this package, unless they are typed."""
-    typed_names = _list_typed(typed)
+    typed_names = list_typed(typed, "data")
     for name, value in trained.items():
         for target in list_targets(value):
             if target.startswith(_OUR_KINDS) or name in typed_names:
@@ -294,7 +294,7 @@ def is_plain(name: str) -> bool:
 
 def _take_data(data: DictConfig, trained: Mapping[str, Any], typed: set[str]) -> None:
     """Set the options of a checkpoint, but for what is typed and what that excludes."""
-    typed_names = _list_typed(typed)
+    typed_names = list_typed(typed, "data")
     chosen = set(typed_names)
     for options in _EXCLUSIVE:
         if options & typed_names:
@@ -311,11 +311,6 @@ def _take_data(data: DictConfig, trained: Mapping[str, Any], typed: set[str]) ->
             value = {**value, **typed_parts}
         with open_dict(data):
             data[name] = value
-
-
-def _list_typed(typed: set[str]) -> set[str]:
-    """Return the names of the options of data that were typed, as a whole or in part."""
-    return {key.split(".")[1] for key in typed if key.startswith("data.")}
 
 
 def _take_splits(data: DictConfig, table: Path, typed: set[str]) -> None:

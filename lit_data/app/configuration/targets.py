@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lit_data.app.configuration.names import join_key, resolve_target, resolve_targets, to_plain
 from lit_data.app.configuration.suggest import did_you_mean, nearest
-from lit_data.app.configuration.words import find_typed
+from lit_data.app.configuration.words import find_typed, list_typed
 from lit_data.core.checks import Made, call_checked, read_arguments
 from lit_data.core.errors import ConfigError, LitDataError, first_line
 
@@ -183,9 +183,7 @@ def leave_out_unknown(node: DictConfig, key: str) -> DictConfig:
             arguments = set()
     elif key == "data":
         doubtful = {*_BROUGHT_ALONG} - typed
-    typed_names = [name.removeprefix(f"{key}.") for name in typed if name.startswith(f"{key}.")]
-    typed_here = {name.partition(".")[0] for name in typed_names}
-    doubtful -= typed_here | arguments
+    doubtful -= list_typed(typed, key) | arguments
     left_out = [name for name in names if name in doubtful]
     if left_out:
         log.info("%s: %s has no argument %s: ignored", key, node._target_, ", ".join(left_out))

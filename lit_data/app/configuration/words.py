@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from hydra.core.hydra_config import HydraConfig
@@ -144,6 +144,20 @@ def find_typed() -> set[str]:
             keys.remove(key)
             keys |= flatten({key: node}).keys()
     return keys
+
+
+def list_typed(typed: Iterable[str], key: str) -> set[str]:
+    """Return the names of the options of a node that were typed, as a whole or in part.
+
+    Args:
+        typed: From `find_typed`.
+        key: Of the node.
+    """
+    names = set()
+    for word in typed:
+        if word.startswith(f"{key}."):
+            names.add(word.removeprefix(f"{key}.").partition(".")[0])
+    return names
 
 
 def find_choice(group: str) -> str | None:
